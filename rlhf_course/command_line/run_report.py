@@ -232,7 +232,7 @@ def write(places: list[Path], target: Path) -> list[dict]:
 
 
 def name_people(entries: list[dict]) -> None:
-    """Set each entry's ``who``: the end of its folder's path, as short as tells all apart."""
+    """Set each entry's ``who``: the end of its folder's path, as short as distinguishes all."""
     for depth in range(1, 9):
         for entry in entries:
             entry["who"] = "/".join(entry["folder"].parts[-depth:])

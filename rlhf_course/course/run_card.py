@@ -96,7 +96,7 @@ class RunCard:
             "checks": self.checks,
             "curves": self.curves,
         }
-        # JSON has no NaN or Infinity; Python writes them all the same, and reads them back as None.
+        # JSON has no NaN or Infinity; Python still writes them, and reads them back as None.
         card = json.loads(json.dumps(card), parse_constant=lambda name: None)
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
             path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")

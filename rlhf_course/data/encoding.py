@@ -74,7 +74,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str], form: str | None = None) -> li
     """Return the token ids of prompts, up to where an answer begins.
 
     In the form ``chat``, a dialogue is formatted by the template; a text that is no dialogue, such
-    as a film review's opening, is tokenized as it is. Qwen3's template does not open a thought.
+    as a film review's opening, is tokenized as it is.
     """
     form = form or default_form(tokenizer)
     if form != "chat":
@@ -85,6 +85,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str], form: str | None = None) -> li
             rows.append(tokenizer(text)["input_ids"])
             continue
         question = as_messages(text)[:-1]
+        # enable_thinking=False: Qwen3's template then opens no thought.
         ids = tokenizer.apply_chat_template(
             question, add_generation_prompt=True, enable_thinking=False, return_dict=False
         )
@@ -95,7 +96,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str], form: str | None = None) -> li
 def answer_ids(tokenizer, answers: Sequence[str], form: str | None = None) -> list[list[int]]:
     """Return each answer's token ids, with EOS, to append to ids from :func:`prompt_ids`.
 
-    In a transcript, a space separates "Assistant:" from the answer. An empty answer is EOS alone,
+    In a transcript, a space separates "Assistant:" from the answer. An empty answer is only EOS,
     as a policy samples it.
     """
     form = form or default_form(tokenizer)

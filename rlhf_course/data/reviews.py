@@ -95,7 +95,7 @@ def held_out_reviews(reviews: Dataset, openings: str | Path) -> Dataset:
     """Return the reviews whose first words are in the dataset ``openings``, with HTML ignored.
 
     ``models/imdb-openings`` has the first 64 words of all IMDB reviews that no shipped model was
-    trained on. Raises ``ValueError`` if no review is among them.
+    trained on. Raises ``ValueError`` if there is no such review.
     """
     known = set()
     for split in ("train", "test"):

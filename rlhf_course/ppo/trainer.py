@@ -166,7 +166,7 @@ class PPOTrainer:
         warn_about_samples(queries, responses, response_masks, self.tokenizer)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         scores, running = update.scale_scores(scores, self.running, config, self.accelerator)
-        was_whole = self.is_whole  # False after an interrupted step, which no later step mends
+        was_whole = self.is_whole  # False after an interrupted step, which later steps do not fix
         seconds = {}
         with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):
             samples = Samples.from_lists(

@@ -102,7 +102,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 
 def _finish(folder: Path, card: str) -> None:
-    """Write the card; let whoever may read it read the weights, which safetensors makes private."""
+    """Write the card; give the weights, which safetensors makes private, the card's permissions."""
     (folder / "README.md").write_text(card, encoding="utf-8")
     shutil.copymode(folder / "README.md", folder / WEIGHTS)
 

@@ -139,7 +139,7 @@ def _phrases() -> dict[str, str]:
 
 
 def _variants(pattern: str) -> list[str]:
-    """Return all texts that a pattern such as "a(b/c)d" can become, in order: abd, acd."""
+    """Return all texts that a pattern such as "w(x/y)z" can become, in order: wxz, wyz."""
     groups = [group.split("/") for group in re.split(r"[()]", pattern)]
     return ["".join(choices) for choices in product(*groups)]
 
