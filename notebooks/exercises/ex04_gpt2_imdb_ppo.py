@@ -225,7 +225,7 @@ def all_pairs(texts):
 
 
 def share(items, total=None):
-    """Return the share of items that are distinct, of their number or of another total."""
+    """Return distinct items as a share of all items, or of another total."""
     return len(set(items)) / max(1, len(items) if total is None else total)
 
 
