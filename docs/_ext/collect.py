@@ -55,11 +55,11 @@ def at_root(text: str) -> str:
 
 
 def for_site(text: str) -> str:
-    """Return a notebook's text with links for the site, whose root contains the pages of docs/.
+    """Return a page's text with links for the site, whose root contains the pages of docs/.
 
     Recorded notebooks call that folder site/, as it was called on the day of the run.
     """
-    text = re.sub(r"\]\(((?:\.\./)+)(?:docs|site)/", r"](\1", text)
+    text = re.sub(r"\]\(((?:\.\./)*)(?:docs|site)/", r"](\1", text)
     text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
     return re.sub(r"\[([\w ]+)\]\((\w+_solved\.ipynb)\)", r"<a href='\2' download>\1</a>", text)
 
@@ -84,6 +84,8 @@ def collect(folder: Path) -> None:
     for pattern in (*PAGES, *SOURCES.values()):
         for path in ROOT.glob(pattern):
             copy(path, folder / path.relative_to(ROOT))
+    for path in folder.glob("**/*.md"):
+        path.write_text(for_site(path.read_text(encoding="utf-8")), encoding="utf-8")
     for path in folder.glob("notebooks/**/*.ipynb"):
         notebook = json.loads(for_site(path.read_text(encoding="utf-8")))
         fold(notebook)
