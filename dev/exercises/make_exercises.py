@@ -35,7 +35,8 @@ def solution_source(exercise) -> str:
 
 def stub_source(exercise) -> str:
     """Return a stub: the signature, the docstring's first paragraph, and a raise statement."""
-    return f"{_head(exercise, *_definition(exercise))}\n    raise NotImplementedError"
+    lines, definition = _definition(exercise)
+    return f"{_head(exercise, lines, definition)}\n    raise NotImplementedError"
 
 
 def _definition(exercise) -> tuple[list[str], ast.FunctionDef]:

@@ -36,9 +36,12 @@ def verdict(entry: dict) -> str | None:
 
 def share(part: int, whole: int) -> str:
     """Return a percentage with its 95 % Wilson interval, as text."""
-    p, z2 = part / whole, 1.96**2 / whole
+    p = part / whole
+    z2 = 1.96**2 / whole
+    middle = p + z2 / 2
     half = sqrt(z2 * (p * (1 - p) + z2 / 4))
-    low, high = ((p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
+    low = (middle - half) / (1 + z2)
+    high = (middle + half) / (1 + z2)
     return f"{part} of {whole}: {100 * p:.1f} ({100 * low:.1f} … {100 * high:.1f})"
 
 

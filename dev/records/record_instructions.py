@@ -156,7 +156,8 @@ def draw_batch(settings: Settings, step: int) -> tuple[list[str], list[Instructi
     generator = random.Random(f"{settings.seed} {step}")
     rows = generator.sample(read_questions("train"), settings.questions)
     instructions = islice(cycle(TRAINED), settings.questions)
-    prompts, repeated = [], []
+    prompts = []
+    repeated = []
     for row, instruction in zip(rows, instructions, strict=True):
         prompts += [instruction.append_to(row["question"])] * settings.answers
         repeated += [instruction] * settings.answers

@@ -300,9 +300,11 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         target = check_folder(save_directory)
         save_load.check_weights(self.state_dict())
         if self.is_peft_model:
-            replaced, other_kind = save_load.ADAPTER_FILES, "config.json"
+            replaced = save_load.ADAPTER_FILES
+            other_kind = "config.json"
         else:
-            replaced, other_kind = save_load.MODEL_FILES, save_load.ADAPTER_CONFIG
+            replaced = save_load.MODEL_FILES
+            other_kind = save_load.ADAPTER_CONFIG
         if (target / other_kind).exists():
             raise ValueError(
                 f"{target} has another kind of model ({other_kind}); use a new folder."
