@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_course.policy.network import packed_attention_mask
 
-# Logits per softmax: 2 MiB (fits a CPU cache), 64 MiB.
-CPU_PIECE = 2**19
+# Logits per softmax: 0.5 MiB (fits a core's cache), 64 MiB.
+CPU_PIECE = 2**17
 GPU_PIECE = 2**24
 
 
@@ -264,48 +264,44 @@ def run(
         )
         return Outputs(logprobs, values, entropies)
     logits = rule_out(predictions, begins, begin_suppress)
-    logprobs, entropies = label_logprobs(logits, inputs.labels)
     all_logprobs = logits.detach().log_softmax(-1) if whole_vocabulary else None
+    logprobs, entropies = label_logprobs(logits, inputs.labels)
     return Outputs(logprobs, values, entropies, all_logprobs)
 
 
 class LabelLogprobs(torch.autograd.Function):
-    """Compute log-probabilities of labels, in pieces; autograd would store all log-probabilities.
+    """Compute log-probabilities and entropies of labels in the memory of the logits.
 
-    The backward pass computes them again: d log p(label) / d logits = onehot(label) - p.
+    The forward pass replaces the logits (N, V) with probabilities p, and the backward pass replaces
+    these with the gradient, d log p(label) / d logits = onehot(label) - p. A further tensor of this
+    size would cost a CPU a tenth of the step. So backward can run only once.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(logits, labels)
+    def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size = rows_per_piece(logits)
         logprobs = []
         entropies = []
         for logits_piece, labels_piece in zip(logits.split(size), labels.split(size), strict=True):
             all_logprobs = logits_piece.log_softmax(-1)
             logprobs.append(all_logprobs.gather(-1, labels_piece.unsqueeze(-1)).squeeze(-1))
+            probabilities = torch.exp(all_logprobs, out=logits_piece)
             all_logprobs.clamp_(min=-1e9)  # 0 · −inf is NaN
-            entropies.append(-torch.linalg.vecdot(all_logprobs.exp(), all_logprobs))
+            entropies.append(-torch.linalg.vecdot(probabilities, all_logprobs))
         entropy = torch.cat(entropies)
+        ctx.mark_dirty(logits)  # so autograd requires that it is returned
+        ctx.save_for_backward(logits, labels)
         ctx.mark_non_differentiable(entropy)
-        return torch.cat(logprobs), entropy
+        ctx.set_materialize_grads(False)  # the overwritten logits receive no gradient
+        return torch.cat(logprobs), entropy, logits
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor, _) -> tuple[Tensor, None]:
-        logits, labels = ctx.saved_tensors
-        size = rows_per_piece(logits)
-        logits_gradient = torch.empty_like(logits)
-        for logits_piece, labels_piece, gradient_piece, result in zip(
-            logits.split(size),
-            labels.split(size),
-            gradient.unsqueeze(-1).split(size),
-            logits_gradient.split(size),
-            strict=True,
-        ):
-            torch.softmax(logits_piece, -1, out=result)
-            result.mul_(-gradient_piece)
-            result.scatter_add_(-1, labels_piece.unsqueeze(-1), gradient_piece)
+    def backward(ctx, gradient: Tensor, *_) -> tuple[Tensor, None]:
+        probabilities, labels = ctx.saved_tensors
+        gradient = gradient.unsqueeze(-1)
+        logits_gradient = probabilities.mul_(-gradient)
+        logits_gradient.scatter_add_(-1, labels.unsqueeze(-1), gradient)
         return logits_gradient, None
 
 
@@ -318,9 +314,10 @@ def rows_per_piece(logits: Tensor) -> int:
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of labels (N,) and, without a gradient, entropies (N,), in nats.
 
-    The logits (N, V) are processed in pieces (see CPU_PIECE); probability 0 adds no entropy.
+    Overwrites the logits (N, V), in pieces (see CPU_PIECE). Probability 0 adds no entropy.
     """
-    return LabelLogprobs.apply(logits, labels)
+    logprobs, entropies, _ = LabelLogprobs.apply(logits, labels)
+    return logprobs, entropies
 
 
 def chunked_logprobs(
