@@ -1,6 +1,7 @@
 """Start accelerate, and track runs in wandb or tensorboard; by default, in neither."""
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -65,6 +66,24 @@ def prepare_wandb() -> None:
         return
     os.environ["WANDB_MODE"] = "offline"
     print(f"No API key for {server}: wandb writes offline. Upload the run later with `wandb sync`.")
+
+
+def prepare_tracker(tracker: str | None, folder: Path) -> None:
+    """Let wandb write to ``folder``; call this before the first trainer of a notebook.
+
+    ``tracker`` is the setting ``log_with`` or ``report_to``. If ``WANDB_DIR`` is set, it is kept.
+    """
+    if tracker == "wandb":
+        folder.mkdir(parents=True, exist_ok=True)  # wandb ignores a folder that does not exist
+        os.environ.setdefault("WANDB_DIR", str(folder))
+        prepare_wandb()
+
+
+def end_run() -> None:
+    """End wandb's current run, if there is one; otherwise, the next trainer would log to it."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish()
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
