@@ -2,9 +2,9 @@
 
     python scripts/read_log.py LOG
 
-LOG is this course's log (a run card with curves), trl's log (trainer_state.json or the output
-folder), a TensorBoard folder, or a table in CSV or JSON lines. verl's and OpenRLHF's columns are
-known; for another trainer, pass --map FILE, formatted like
+LOG is the output folder of a training command or of trl, a run card with curves, trl's
+trainer_state.json, a TensorBoard folder, or a table in CSV or JSON lines. verl's and OpenRLHF's
+columns are known; for another trainer, pass --map FILE, formatted like
 rlhf_course/command_line/log_columns.yaml. Writes log.html to --output. Exits with 2 if a symptom
 is a reason to stop, or with 1 after an error.
 """

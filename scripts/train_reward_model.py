@@ -2,11 +2,13 @@
 
     python scripts/train_reward_model.py
     python scripts/train_reward_model.py --preset scratch --dataset FOLDER --output_dir runs/a
+    python scripts/train_reward_model.py --preset small --dataset FOLDER
     python scripts/train_reward_model.py --preset full --use_peft --lora_r 16 --report_to wandb
     python scripts/train_reward_model.py --output_dir runs/a --resume_from_checkpoint true
 
-Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. --help lists this
-script's options first, and then trl's. --preset sets defaults, --config FILE reads options
+Writes model/, audit.json, audit.png, checkpoints/, log.jsonl (statistics), evaluations.jsonl
+(held-out accuracy) and texts.jsonl (scored pairs) to --output_dir. --help lists this script's
+options first, and then trl's. --preset sets defaults, --config FILE reads options
 from a YAML file, and the command line overrides both.
 """
 
@@ -19,10 +21,11 @@ from accelerate.utils import set_seed
 from trl import RewardConfig, RewardTrainer
 
 from rlhf_course.audit import PASS, audit
-from rlhf_course.command_line import trl_run
+from rlhf_course.command_line import base_checks, command_presets, trl_run
 from rlhf_course.command_line.options import option
+from rlhf_course.command_line.records import SHOWN
 from rlhf_course.course.plots import audit_bars
-from rlhf_course.course.presets import PRESETS, Settings
+from rlhf_course.course.presets import Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
 from rlhf_course.data.encoding import write_form
 from rlhf_course.policy.save_load import load_tokenizer
@@ -57,7 +60,7 @@ class ScriptArguments:
     """Hold options that trl lacks."""
 
     _argument_group_name = "this script"
-    preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
+    preset: str = option("tiny", command_presets.HELP)
     dataset: str | None = option(None, "preference pairs: a folder or hub id")
     data_dir: str | None = option(None, "subfolder of the dataset")
     train_subset: int | None = option(None, "pairs to train on")
@@ -189,19 +192,57 @@ def write_results(output, results: dict, table) -> None:
 def tokenize(pairs, report: dict, tokenizer, max_length: int, form: str):
     """Return pairs, tokenized in a form of data/encoding.py; count overlong pairs in ``report``."""
     rows, report["too long"] = tokenize_pairs(pairs, tokenizer, max_length, form)
-    print(f"{len(rows)} pairs remain; dropped as too long: {report['too long']}.")
+    print(
+        f"{len(rows)} pairs remain; dropped as too long: {report['too long']} (more than"
+        f" {max_length} tokens; raise --max_length)."
+    )
     return rows
 
 
-def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
-    """Train, save and audit a model; return the exit code."""
+def make_report(trainer, accuracy_before: float, train, held_out, form: str) -> trl_run.Report:
+    """Return what the run records: held-out accuracy, and the scores of the first held-out pairs.
+
+    ``train`` and ``held_out`` are tokenized in ``form``.
+    """
+    shown = held_out.select(range(min(SHOWN, len(held_out))))
+
+    def score_pairs() -> list[dict]:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        scorer = RewardModel(model, trainer.processing_class, form=form)
+        rows = [{"prompt": row["prompt"]} for row in shown]
+        for side in ("chosen", "rejected"):
+            scores = scorer(shown["prompt"][:], shown[side][:]).tolist()
+            for row, answer, score in zip(rows, shown[side], scores, strict=True):
+                row |= {side: answer, f"{side}_score": round(score, 4)}
+        return rows
+
+    tokens = sum(map(len, train["chosen_ids"])) + sum(map(len, train["rejected_ids"]))
+    return trl_run.Report(
+        measure_before=lambda: {"accuracy": accuracy_before},
+        read_texts=score_pairs,
+        row_tokens=tokens / len(train),
+        advice="--train_subset or --max_steps",
+    )
+
+
+def prepare_data(script: ScriptArguments, config, model_args, settings: Settings) -> tuple:
+    """Return the dataset's and base's places, both splits, counts of dropped pairs, tokenizer."""
+    settings.model = command_presets.find_real_model(settings.model)
     with PartialState().main_process_first():  # other processes reuse these files
         assets = prepare_reward_model(settings, model_args.model_revision)
     train, held_out, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)
+    base_checks.warn_about_texts(tokenizer, train["chosen"][: base_checks.COMPARED])
+    return assets, train, held_out, dropped, tokenizer
+
+
+def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
+    """Train, save and audit a model; return the exit code."""
+    assets, train, held_out, dropped, tokenizer = prepare_data(script, config, model_args, settings)
     set_seed(config.seed)  # before the head is initialized
     options = trl_run.model_options(model_args)
     before = load_scorer(assets.model, tokenizer, config, new_head=True, **options)
+    base_checks.warn_about_step_size(before.model, script.preset, config.learning_rate)
     form = before.form
     train = tokenize(train, dropped["train"], tokenizer, config.max_length, form)
     held_out = tokenize(held_out, dropped["test"], tokenizer, config.max_length, form)
@@ -227,20 +268,28 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     def held_out_loss() -> tuple[float]:
         return (trainer.evaluate()["eval_loss"],)
 
-    code, _ = trl_run.train(trainer, output, held_out_loss)
+    records = trl_run.open_records(output)
+    report = make_report(trainer, accuracy_before, train, held_out, form)
+    code, _ = trl_run.train(trainer, output, records, report, held_out_loss)
     if code:
         return code
-    if PartialState().is_main_process:
-        write_form(output.result, form)
-    PartialState().wait_for_everyone()
+    write_record_of_form(output, form)
     scorer = load_scorer(output.result, tokenizer, config, form)  # measure the saved model
     results = {"dataset": assets.dataset, "base": assets.model, "accuracy_before": accuracy_before}
     results |= measure(scorer, held_out)
+    records.add_evaluation(trainer.state.global_step, {"accuracy": results["accuracy"]})
     results |= {"train_pairs": len(train), "dropped": dropped}
     table = run_audit(scorer, held_out.select(range(audited)))
     write_results(output, results, table)
     print(f"The reward model is in {output.result}, and the audit is in {output.folder}.")
     return 0
+
+
+def write_record_of_form(output, form: str) -> None:
+    """Write beside the model how texts become token ids, in the first process."""
+    if PartialState().is_main_process:
+        write_form(output.result, form)
+    PartialState().wait_for_everyone()
 
 
 def measure(scorer: RewardModel, held_out) -> dict[str, float]:

@@ -36,7 +36,8 @@ def trained(world, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "build_chat", keep)
-        options = "--target_kl=0.05 --sample_batch_size=3 --lam=0.9 --save_at 2 3".split()
+        options = "--target_kl=0.05 --sample_batch_size=3 --lam=0.9 --eval_prompts=0".split()
+        options += "--save_at 2 3".split()
         assert script.main(arguments(world, output, *options)) == 0
     return output, *kept
 
@@ -57,7 +58,7 @@ def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
 
 def test_the_saved_policy_loads_in_plain_peft(trained):
     output, trainer, _ = trained
-    names = {"checkpoint-3", "policy", "policy-2", "run.json"}
+    names = {"checkpoint-3", "policy", "policy-2", "run.json", "log.jsonl"}
     assert {path.name for path in output.iterdir()} == names
     config, settings = trainer.config, load_preset(ppo_options.CHAT, "tiny")
     assert config.vf_coef == settings.vf_coef
@@ -106,7 +107,9 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--sft_adapter=WORLD/sft", "train_sft.py and train_reward_model.py --use_peft write them"),
+        ("--sft_adapter=WORLD/sft", "needs --reward_adapter; train_reward_model.py --use_peft"),
+        ("--preset=small", "Without adapters there is no preset small. Pass --reward_adapter"),
+        ("--eval_prompts=-1", "--eval_prompts must be at least 0; got -1"),
         ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "has no adapter_config.json"),
         ("--quantization=4bit", "needs adapters"),
         ("--sample_batch_size=0", "--sample_batch_size must be at least 1"),

@@ -113,7 +113,8 @@ def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, t
 
 def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
     found = {path.name for path in trained.iterdir()}
-    assert found == {"checkpoints", "metrics.json", "model", "run.json"}
+    records = {"log.jsonl", "evaluations.jsonl", "texts.jsonl"}
+    assert found == {"checkpoints", "metrics.json", "model", "run.json"} | records
     (file,) = (trained / "model").glob("*.safetensors")
     weights = load_file(file)
     assert len(weights) == 14 and all(".lora_" in name for name in weights)

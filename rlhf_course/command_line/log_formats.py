@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from rlhf_course.command_line.records import LOG
 from rlhf_course.runtime.files import read_json
 
-FORMATS = "a run card, trl's trainer_state.json, a TensorBoard folder, CSV, or JSON lines"
+FORMATS = (
+    "a run's output folder, a run card, trl's trainer_state.json, a TensorBoard folder, CSV, or"
+    " JSON lines"
+)
 STEPS = ("step", "global_step", "training/global_step")
 
 
@@ -37,7 +41,10 @@ def read_rows(log: Path) -> list[dict]:
 
 
 def read_folder(folder: Path) -> list[dict]:
-    """Return the rows of a folder's last trainer_state.json, or of its TensorBoard files."""
+    """Return the rows of a run's log.jsonl, its last trainer_state.json, or TensorBoard files."""
+    if (folder / LOG).exists():
+        print(f"Reading {folder / LOG}")
+        return read_lines(folder / LOG)
     states = list(folder.glob("**/trainer_state.json"))
     if states:
         last = max(states, key=lambda path: read_json(path).get("global_step", 0))

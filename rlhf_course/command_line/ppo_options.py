@@ -3,9 +3,9 @@
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
-from rlhf_course.command_line import options
+from rlhf_course.command_line import command_presets, options
 from rlhf_course.command_line.options import option
-from rlhf_course.course.presets import PRESETS, Settings, load_preset, read_spec
+from rlhf_course.course.presets import PRESETS, Settings, read_spec
 from rlhf_course.ppo.config import PPOConfig
 
 IMDB = "04_gpt2_imdb_ppo"
@@ -18,19 +18,26 @@ OF_PPO += ["early_stopping", "target_kl", "lam"]
 # Notebook 05's settings that PPO uses.
 CHAT_SETTINGS = "dataset train_subset max_length max_prompt max_new_tokens dtype steps".split()
 CHAT_SETTINGS += [*SHARED, "vf_coef", "sigmoid_score", "mixed_precision", "save_at"]
-MAKERS = "train_sft.py and train_reward_model.py --use_peft"
+LORA = ["lora_r", "lora_alpha", "lora_target_modules"]  # of a new adapter
+CHAT_SETTINGS += LORA
 
 
 @dataclass
 class Options:
     """Hold options other than the notebook's settings."""
 
-    preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
-    sft_adapter: str | None = option(None, "folder of the adapter for policy and reference")
+    preset: str = option("tiny", command_presets.HELP)
+    sft_adapter: str | None = option(
+        None, "folder of the adapter for policy and reference; None: a new one on a chat model"
+    )
     reward_adapter: str | None = option(None, "folder of an adapter with a score head")
+    data_dir: str | None = option(None, "subfolder of --dataset")
     output: str = option("build/train_ppo", "output folder of the run")
     seed: int = option(0, "seed")
     save_every: int = option(50, "steps between checkpoints")
+    eval_prompts: int = option(
+        16, "held-out prompts, answered before training, at checkpoints and after it; 0: none"
+    )
     resume: bool = option(False, "continue from the last complete checkpoint in --output")
     early_stopping: bool = option(False, "end a step's epochs if KL exceeds 1.5 times --target_kl")
     target_kl: float = option(1.0, "KL per step for --early_stopping, in nats")
@@ -52,16 +59,19 @@ def parse(about: str, arguments: list[str] | None = None) -> tuple[Options, Sett
             early["log_with"] = early.pop("report_to")
         early.setdefault("preset", "tiny")
         experiment = CHAT if any(early.get(name) for name in ADAPTERS) else IMDB
-        settings = load_preset(experiment, early["preset"])
+        settings = command_presets.load_settings(experiment, early["preset"])
+        own_options = command_presets.load_options(experiment, early["preset"])
         defaults = {
             "gradient_checkpointing": getattr(settings, "gradient_checkpointing", False),
+            "save_every": own_options.get("save_every", 50),
         }
         return (Options, settings_class(experiment, settings)), defaults
 
     chosen, changes = options.parse(about, ["preset", *ADAPTERS], choose, arguments)
     check(chosen)
     chosen.output = Path(chosen.output).expanduser()
-    settings = load_preset(experiment_of(chosen), chosen.preset, vars(changes))
+    experiment = experiment_of(chosen)
+    settings = command_presets.load_settings(experiment, chosen.preset, vars(changes))
     PPOConfig(**config_fields(chosen, settings))  # rejects invalid options
     return chosen, settings
 
@@ -69,10 +79,14 @@ def parse(about: str, arguments: list[str] | None = None) -> tuple[Options, Sett
 def check(chosen: Options) -> None:
     """Raise ``ValueError`` if this script's own options conflict or are out of range."""
     folders = {name: getattr(chosen, name) for name in ADAPTERS}
-    if any(folders.values()) and not all(folders.values()):
-        raise ValueError(f"Pass both --sft_adapter and --reward_adapter; {MAKERS} write them.")
-    if chosen.quantization and not chosen.sft_adapter:
-        raise ValueError("--quantization needs adapters. Omit it, or pass --sft_adapter.")
+    if chosen.sft_adapter and not chosen.reward_adapter:
+        raise ValueError(
+            "--sft_adapter needs --reward_adapter; train_reward_model.py --use_peft writes one."
+        )
+    if chosen.quantization and not chosen.reward_adapter:
+        raise ValueError("--quantization needs adapters. Omit it, or pass --reward_adapter.")
+    if chosen.eval_prompts < 0:
+        raise ValueError(f"--eval_prompts must be at least 0; got {chosen.eval_prompts}.")
     for name, folder in folders.items():
         if folder and not Path(folder, "adapter_config.json").exists():
             raise ValueError(f"--{name} {folder} has no adapter_config.json. Pass an adapter.")
@@ -84,7 +98,7 @@ def check(chosen: Options) -> None:
 
 def experiment_of(chosen: Options) -> str:
     """Return the name of the run's notebook."""
-    return CHAT if chosen.sft_adapter else IMDB
+    return CHAT if chosen.reward_adapter else IMDB
 
 
 def used_settings(experiment: str) -> list[str]:

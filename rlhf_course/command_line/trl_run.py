@@ -2,18 +2,21 @@
 
 import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import trl
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from rlhf_course.command_line import exits, options
+from rlhf_course.command_line import command_presets, exits, options
 from rlhf_course.command_line.output import open_output
-from rlhf_course.course.presets import load_preset
+from rlhf_course.command_line.progress import Estimate
+from rlhf_course.command_line.records import Records
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.policy.save_load import write_base
 from rlhf_course.runtime.files import atomic_folder
@@ -56,7 +59,7 @@ def parse(
 
     def choose(early: dict) -> tuple:
         early.setdefault("preset", "tiny")  # options.parse makes these options defaults
-        settings = load_preset(experiment, early["preset"])
+        settings = command_presets.load_settings(experiment, early["preset"])
         defaults = {option: getattr(settings, name) for option, name in setting_names.items()}
         if "dataset" in early:  # the preset's files belong to its dataset
             for option in ("data_files", "data_dir"):
@@ -68,13 +71,18 @@ def parse(
         has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         defaults["bf16"] = wants_bf16 and has_bf16
         defaults["fp16"] = defaults.get("dtype") == "float16"  # presets for older GPUs
-        return (*classes, trl.ModelConfig), DEFAULTS | defaults | fixed
+        defaults = DEFAULTS | defaults | fixed
+        own_options = command_presets.load_options(experiment, early["preset"])
+        own_options.pop("save_every", None)  # an option of train_ppo.py
+        return (*classes, trl.ModelConfig), defaults | own_options
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
     check_model_args(config, model_args)
+    config.include_num_input_tokens_seen = "non_padding"  # for the estimate of the run's time
     values = vars(config) | vars(model_args) | vars(script)
     changes = {name: values[option] for option, name in setting_names.items()}
-    return script, config, model_args, load_preset(experiment, script.preset, changes)
+    settings = command_presets.load_settings(experiment, script.preset, changes)
+    return script, config, model_args, settings
 
 
 def check_model_args(config, model_args) -> None:
@@ -183,8 +191,79 @@ class Steps(TrainerCallback):
                 oldest.rmdir()
 
 
+class Report(NamedTuple):
+    """Tell what a run records besides trl's statistics, and how large its rows are."""
+
+    measure_before: Callable[[], dict]  # held-out measurements before the first step
+    read_texts: Callable[[], list[dict]]  # a row per fixed prompt, at each save
+    row_tokens: float  # mean number of tokens of a training row
+    advice: str  # options that shorten the run
+
+
+class Recorder(TrainerCallback):
+    """Write the run's records, and print once how long the run will take."""
+
+    def __init__(self, trainer, records: Records, report: Report) -> None:
+        self.trainer = trainer
+        self.records = records
+        self.report = report
+        self.first_step = 0
+        self.first_tokens = 0
+        self.evaluation_seconds = 0.0
+        self.estimate = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            started = time.perf_counter()
+            self.records.add_evaluation(0, self.report.measure_before())
+            record_texts(0, self.records, self.report)
+            self.evaluation_seconds = time.perf_counter() - started
+        self.first_step = state.global_step
+        self.first_tokens = state.num_input_tokens_seen
+        self.estimate = Estimate(self.report.advice, state.is_world_process_zero)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.records.add_log(state.global_step, logs)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        steps_left = state.max_steps - state.global_step
+        rows_per_step = (
+            args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        )
+        tokens = state.num_input_tokens_seen - self.first_tokens
+        self.estimate.update(
+            tokens=tokens,
+            done=tokens,
+            left=steps_left * rows_per_step * self.report.row_tokens,
+            steps_left=steps_left,
+            more_seconds=self.evaluation_seconds,
+        )
+
+    def on_save(self, args, state, control, **kwargs):
+        record_texts(state.global_step, self.records, self.report)
+
+
+def record_texts(step: int, records: Records, report: Report) -> None:
+    """Record texts; a model that cannot sample, because it diverged, has none."""
+    with suppress(FloatingPointError):  # the loss on held-out data shows it
+        records.add_texts(step, report.read_texts())
+
+
+def open_records(output) -> Records:
+    """Return the records of a run, up to the checkpoint from which it continues."""
+    if not output.checkpoint:
+        return Records(output.folder)
+    state = TrainerState.load_from_json(output.checkpoint / "trainer_state.json")
+    return Records(output.folder, state.global_step)
+
+
 def train(
-    trainer, output, measure: Callable[[], tuple], limit: float = math.inf
+    trainer,
+    output,
+    records: Records,
+    report: Report,
+    measure: Callable[[], tuple],
+    limit: float = math.inf,
 ) -> tuple[int, tuple]:
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
@@ -193,6 +272,7 @@ def train(
     function raises ``FloatingPointError`` and saves no model.
     """
     output.begin()
+    trainer.add_callback(Recorder(trainer, records, report))
     last = output.checkpoint
     state = TrainerState.load_from_json(last / "trainer_state.json") if last else trainer.state
     if 0 < state.max_steps <= state.global_step:  # trl would train one more step
@@ -207,6 +287,7 @@ def train(
             return steps.code, ()
     measured = measure()
     check_finite("the loss on held-out data", measured[0], limit)
+    record_texts(trainer.state.global_step, records, report)
     save(trainer, output.result)
     return 0, measured
 
@@ -245,7 +326,12 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
         values = vars(config) | vars(model_args) | vars(script)
         values["command"] = name
         values["processes"] = config.world_size
-        script_options = set(vars(script)) - {"dataset", "preset", "audit_prompts"}
+        script_options = set(vars(script)) - {
+            "dataset",
+            "preset",
+            "audit_prompts",
+            "max_new_tokens",
+        }
         same = {key: values.get(key) for key in [*SAME, *script_options, "command", "processes"]}
         inputs = {key: values[key] for key in ("dataset", "model_name_or_path")}
         resume = str(config.resume_from_checkpoint or "false").lower()
