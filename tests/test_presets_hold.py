@@ -1,11 +1,16 @@
 """What the notebooks at presets scratch and full promise about their data and their sentences."""
 
 import json
+import re
 
+import matplotlib as mpl
 import pytest
 from datasets import Dataset
 
+from dev.simulated_hub import serve
+from dev.simulated_hub.repositories import repositories
 from rlhf_course.course.presets import ROOT, load_preset, shipped
+from rlhf_course.course.run_card import CheckFailed
 from rlhf_course.data import held_out_reviews, load_reviews
 
 OUTCOMES = {  # figures whose captions begin with the outcome of a run
@@ -35,3 +40,32 @@ def test_captions_that_state_an_outcome_name_the_preset_of_the_run(name):
     prose = "\n".join("".join(cell["source"]) for cell in notebook["cells"])
     for figure in OUTCOMES[name]:
         assert f"**Figure {figure}.** At `tiny`, " in prose
+
+
+@pytest.mark.slow
+def test_notebook_04_at_full_runs_with_its_own_ids(tmp_path, monkeypatch, capsys):
+    """Without a GPU; toy models stand under the ids, and a check that fails is named."""
+    mpl.use("agg")
+    notebook = json.loads((ROOT / "notebooks/04_gpt2_imdb_ppo.ipynb").read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    few = {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32}
+    names = {"__name__": "notebook"}
+    parameters = {"preset": "full", "overrides": few, "output_dir": str(tmp_path / "run")}
+    failed = set()
+    with serve(repositories(tmp_path)) as hub:
+        hub.use(monkeypatch, tmp_path / "home")
+        for number, cell in enumerate(code):
+            try:
+                exec(compile(cell, f"cell {number}", "exec"), names)
+            except CheckFailed as error:
+                assert number == len(code) - 1
+                failed |= {*re.findall(r"(?:pass: |; )([^:;]+):", str(error))}
+            if number == 0:
+                names |= parameters
+        hub.check(tmp_path)
+    said = capsys.readouterr().out
+    unseen, total = re.search(r"has not seen ([\d,]+) of ([\d,]+) test reviews", said).groups()
+    assert 0 < int(unseen) == len(names["test_reviews"]) <= int(total) == 600
+    card = json.loads((tmp_path / "run/run_cards/04_gpt2_imdb_ppo.json").read_text())
+    assert card["preset"] == "full" and card["checks"]["reloads unchanged"]["passed"]
+    assert failed == {name for name, check in card["checks"].items() if not check["passed"]}
