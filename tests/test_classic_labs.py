@@ -13,7 +13,9 @@ import pytest
 from builders import guarded, invalid, python, reviews, save_classifier, write_rows
 from transformers import pipeline
 
-from rlhf_course.course.presets import ROOT
+from dev.simulated_hub import serve
+from dev.simulated_hub.repositories import repositories
+from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.helpers import build_dataset, collator, sentiment_scores
 from scripts import run_notebooks as runner
 
@@ -82,24 +84,98 @@ def wandb_history(data: bytes) -> pd.DataFrame:
 @pytest.mark.notebook
 def test_imdb_lab_learns_and_wandb_has_its_statistics(tmp_path):
     """Without a key, wandb asks nothing, reaches nothing, and its file has the run's numbers."""
+    done = run_without_a_key(tmp_path, "--only", "imdb_lab")
+    assert done.returncode == 0, done.stdout + done.stderr
+    card = json.loads((tmp_path / "out" / "run_cards" / "imdb_lab.json").read_text())
+    assert card["checks"]["score rises"]["passed"]
+    [history] = tracked_runs(tmp_path)
+    for name, values in card["curves"]["history"].items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5, atol=1e-6)
+    scores = card["curves"]["history"]["ppo/mean_scores"]
+    np.testing.assert_allclose(history["env/reward_mean"], scores, rtol=1e-5, atol=1e-6)
+
+
+def run_without_a_key(folder, *options):
+    """Run notebooks as a user without wandb's key or a network; return the process."""
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("HF_", "TRANSFORMERS_", "WANDB"))
     }
-    environment |= {"NETRC": str(tmp_path / "netrc")} | guarded(tmp_path, environment)
-    command = [ROOT / "scripts/run_notebooks.py", "--only", "imdb_lab", "--output", "out"]
-    done = python(*command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL)
+    environment |= {"NETRC": str(folder / "netrc")} | guarded(folder, environment)
+    command = [ROOT / "scripts/run_notebooks.py", "--output", "out", *options]
+    done = python(*command, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
+    log = folder / "network.log"
+    assert not log.exists(), log.read_text()
+    return done
+
+
+def tracked_runs(folder) -> list[pd.DataFrame]:
+    """Return the numbers of each run that wandb wrote, in the order of the runs."""
+    files = (folder / "out" / "wandb").glob("offline-run-*/run-*.wandb")
+    ordered = sorted(files, key=lambda file: file.stat().st_mtime)
+    return [wandb_history(file.read_bytes()) for file in ordered]
+
+
+@pytest.mark.notebook
+def test_notebook_00_logs_its_statistics_on_request(tmp_path):
+    done = run_without_a_key(tmp_path, "--only", "00", "--override", "log_with=wandb")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not (tmp_path / "network.log").exists(), (tmp_path / "network.log").read_text()
-    card = json.loads((tmp_path / "out" / "run_cards" / "imdb_lab.json").read_text())
-    assert card["checks"]["score rises"]["passed"]
-    [file] = (tmp_path / "out" / "wandb").glob("offline-run-*/run-*.wandb")
-    history = wandb_history(file.read_bytes())
-    for name, values in card["curves"]["history"].items():
-        np.testing.assert_allclose(history[name], values, rtol=1e-5, atol=1e-6)
-    scores = card["curves"]["history"]["ppo/mean_scores"]
-    np.testing.assert_allclose(history["env/reward_mean"], scores, rtol=1e-5, atol=1e-6)
+    card = json.loads((tmp_path / "out" / "run_cards" / "00_hello_rlhf.json").read_text())
+    shown = card["curves"]["history"]
+    [history] = tracked_runs(tmp_path)
+    for column, name in {"reward": "ppo/mean_scores", "KL": "objective/kl"}.items():
+        assert len(shown[column]) == load_preset("00_hello_rlhf", "tiny").steps
+        np.testing.assert_allclose(history[name], shown[column], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_notebook_01_logs_each_reward_training_in_a_run_of_its_own(tmp_path):
+    few = {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20}
+    few |= {"evaluations": 2, "report_to": "wandb"}
+    options = [f"--override={name}={value}" for name, value in few.items()]
+    done = run_without_a_key(tmp_path, "--only", "01", *options)
+    assert "CheckFailed" in done.stderr, done.stdout + done.stderr  # too few pairs to learn from
+    first, fix = (run["train/loss"].dropna() for run in tracked_runs(tmp_path))
+    assert len(first) > len(fix) > 1
+    assert first.iloc[0] == pytest.approx(np.log(2), abs=0.1)
+
+
+FULL = {  # overrides of preset full, for toys and few steps
+    "imdb_lab": {"steps": 2, "one_by_one": 1, "batch_size": 16, "mini_batch_size": 16},
+    "reward_modeling_lab": {"train_subset": 100, "eval_subset": 40},
+    "one_ppo_step": {},
+    "lora_rlhf_lab": {
+        "sft_subset": 60,
+        "train_subset": 60,
+        "eval_subset": 40,
+        "steps": 2,
+        "save_at": "[1, 2]",
+        "eval_prompts": 8,
+        "max_new_tokens": 12,
+        "max_prompt": 64,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_a_lab_runs_at_full_on_the_simulated_hub(name, tmp_path):
+    """Each cell runs with the ids of preset full; after so few steps, checks may fail."""
+    contents = repositories(tmp_path)
+    contents["openai-community/gpt2"] = contents["lvwerra/gpt2-imdb"]
+    options = [f"--override={key}={value}" for key, value in FULL[name].items()]
+    command = [ROOT / "scripts/run_notebooks.py", "--only", name, "--preset", "full", *options]
+    with serve(contents) as hub:
+        environment = hub.environment(tmp_path / "home")
+        environment |= {"NETRC": str(tmp_path / "netrc")} | guarded(tmp_path, environment)
+        done = python(*command, "--output", "out", cwd=tmp_path, env=environment)
+        hub.check(tmp_path)
+    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr
+    card = json.loads((tmp_path / "out" / "run_cards" / f"{name}.json").read_text())
+    assert card["preset"] == "full"
+    executed = nbformat.read(tmp_path / "out" / "notebooks" / f"{name}.ipynb", as_version=4)
+    assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
 
 
 @pytest.mark.notebook
