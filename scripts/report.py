@@ -1,7 +1,7 @@
 """Write one self-contained page about runs: checks passed, measurements, and curves.
 
 CARDS are run cards or folders of them: run_notebooks.py's output folder, or a folder with
-one such folder per person.
+one such folder per person. They may also be output folders of the training commands.
 """
 
 import argparse

@@ -85,6 +85,7 @@ def options_of(kind: str, world, output, *more, **given) -> list[str]:
     defaults = {"dataset": world / ("answers" if kind == "SFT" else "pairs"), "max_length": 80}
     defaults |= {"model_name_or_path": world / "base", "output_dir": output, "lora_r": 4}
     defaults |= {"disable_tqdm": "true", "save_steps": 2, "use_peft": "true", "max_steps": 4}
+    defaults |= {"logging_steps": 1}
     defaults |= {"per_device_train_batch_size": 8} | ({} if kind == "SFT" else {"audit_prompts": 2})
     return [*as_options(defaults | given), *more]
 

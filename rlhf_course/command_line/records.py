@@ -21,7 +21,7 @@ EVALUATIONS = "evaluations.jsonl"
 TEXTS = "texts.jsonl"
 SHOWN = 4  # fixed prompts whose answers are recorded
 SECONDS = "time/run"  # since the run began, without interruptions
-MEMORY = "peak_mb"
+MEMORY = "peak_mb"  # the process's largest memory so far
 
 
 class JsonLines:
@@ -66,9 +66,10 @@ class Records:
         earlier = max((row.get(SECONDS, 0.0) for row in earlier_rows), default=0.0)
         self.started = time.perf_counter() - earlier
 
-    def seconds(self) -> float:
-        """Return the run's seconds so far; those before an interruption count."""
-        return round(time.perf_counter() - self.started, 2)
+    def cost(self) -> dict[str, float]:
+        """Return the run's seconds so far, with those before an interruption, and peak memory."""
+        seconds = round(time.perf_counter() - self.started, 2)
+        return {SECONDS: seconds, MEMORY: round(peak_rss() / 2**20)}
 
     def add_log(self, step: int, values: dict) -> None:
         """Log a step's numbers; texts and arrays among ``values`` are left out."""
@@ -76,12 +77,11 @@ class Records:
         for name, value in values.items():
             if isinstance(value, int | float | np.number):
                 numbers[name] = float(value)
-        self.log.add({"step": step} | numbers | {SECONDS: self.seconds()})
+        self.log.add({"step": step} | numbers | self.cost())
 
     def add_evaluation(self, step: int, values: dict) -> None:
-        """Record measurements on held-out data, with the run's seconds and peak memory."""
-        memory = round(peak_rss() / 2**20)
-        self.evaluations.add({"step": step} | values | {SECONDS: self.seconds(), MEMORY: memory})
+        """Record measurements on held-out data."""
+        self.evaluations.add({"step": step} | values | self.cost())
 
     def add_texts(self, step: int, rows: Sequence[dict]) -> None:
         """Record the first ``SHOWN`` rows, such as {prompt, answer}, and number them."""

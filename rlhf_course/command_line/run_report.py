@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
 
+from rlhf_course.command_line.records import LOG
+from rlhf_course.command_line.training_card import read_training
 from rlhf_course.runtime.files import atomic_file, read_json
 
 TITLE = "<title>Hands-on RLHF: run report"
@@ -41,18 +43,22 @@ def find(places: list[Path]) -> list[Path]:
     for place in places:
         cards_here = sorted(_cards_in(place))
         if not cards_here:
-            raise FileNotFoundError(f"{place} has no run card. Create one with run_notebooks.py.")
+            raise FileNotFoundError(
+                f"{place} has no run card and no {LOG}. Create one with run_notebooks.py, or with a"
+                " training command."
+            )
         cards += cards_here
     return list(dict.fromkeys(cards))
 
 
 def _cards_in(place: Path) -> set[Path]:
-    """Return the run cards of a folder, or of a file."""
+    """Return the run cards and the training commands' logs of a folder, or of a file."""
     if place.is_file():
         return {place}
     cards = set(place.rglob("run_cards/*.json"))
     for file in place.rglob(RESULTS):
         cards |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
+    cards |= set(place.rglob(LOG))
     return cards or set(place.rglob("*.json"))
 
 
@@ -74,12 +80,17 @@ def read(path: Path, target: Path) -> dict:
         problem = ""  # the notebook was run again, cell by cell
     while folder.name in ("run_cards", "build"):  # the runner's own folders
         folder = folder.parent
-    entry = {"folder": folder, "name": path.stem, "checks": [], "passed": 0}
+    name = path.stem
+    if path.name == LOG:
+        name = folder.name
+        folder = folder.parent
+    entry = {"folder": folder, "name": name, "checks": [], "passed": 0}
     if executed.exists():
         relative = Path(os.path.relpath(executed, target.parent)).as_posix()
         entry["link"] = f"./{quote(relative)}"  # a folder's name may start with javascript:
     try:
-        entry |= describe(read_json(path))
+        is_training = path.name == LOG
+        entry |= describe(read_training(path.parent) if is_training else read_json(path))
         if not problem and not entry["checks"]:
             problem = NO_CHECKS
     except Exception as error:  # other programs' JSON may raise any error
