@@ -88,6 +88,34 @@ def _token_logprobs(model, samples: Samples, config: PPOConfig) -> Tensor:
     return logprobs
 
 
+@torch.no_grad()
+def text_losses(trainer: PPOTrainer, texts: Sequence[str], max_tokens: int = 64) -> pd.DataFrame:
+    """Return the losses of the reference and of the policy on given texts, in nats per token.
+
+    There is a row per text, and it averages the text's tokens after the first, up to
+    ``max_tokens``. A policy that forgets its language has a higher loss than the reference.
+    """
+    tokenizer = trainer.tokenizer
+    rows = [torch.tensor(ids[:max_tokens]) for ids in tokenizer(list(texts))["input_ids"]]
+    rows = [ids for ids in rows if len(ids) > 1]
+    samples = Samples.from_lists(
+        queries=[ids[:1] for ids in rows],
+        responses=[ids[1:] for ids in rows],
+        scores=torch.zeros(len(rows), device=trainer.policy.device),
+        pad_token_id=pad_token_id(tokenizer),
+    )
+    tokens = samples.mask.sum(1)
+    with without_dropout(trainer.policy), trainer.accelerator.autocast():
+        policy_logprobs = _token_logprobs(trainer.policy, samples, trainer.config)
+        with trainer.reference() as reference:
+            reference_logprobs = _token_logprobs(reference, samples, trainer.config)
+    losses = {
+        "reference": -(reference_logprobs * samples.mask).sum(1) / tokens,
+        "policy": -(policy_logprobs * samples.mask).sum(1) / tokens,
+    }
+    return pd.DataFrame({name: loss.tolist() for name, loss in losses.items()})
+
+
 def mean_ci(values) -> tuple[float, float]:
     """Return the mean and the half-width of its 95 % interval (normal approximation)."""
     values = np.asarray(values, dtype=float)

@@ -23,7 +23,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from rlhf_course.command_line import exits, notebook_files, run_report
 from rlhf_course.command_line.notebook_html import page
-from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
+from rlhf_course.course.presets import CONFIGS, PRESETS, SMALL, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
@@ -79,7 +79,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)"
+        "--preset",
+        default="tiny",
+        choices=(*PRESETS, SMALL),
+        help="size of the run (default: tiny); small: a pretrained chat model, notebooks 04 and 08",
     )
     parser.add_argument(
         "--only",

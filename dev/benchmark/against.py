@@ -159,21 +159,29 @@ def work(threads: int, steps: int) -> None:
         if name not in trainers:
             trainers[name] = make_trainer(shape)
         batches = [make_samples(shape, int(seed) + step) for step in range(steps)]
-        started = time.perf_counter()
-        started_cpu = time.process_time()
-        for queries, responses, scores in batches:
-            trainers[name].step(queries, responses, scores)
-        seconds = (time.perf_counter() - started) / steps
-        cpu_seconds = (time.process_time() - started_cpu) / steps
-        print(f"{TURN}{seconds} {cpu_seconds}", flush=True)
+        with report_turn(steps):
+            for queries, responses, scores in batches:
+                trainers[name].step(queries, responses, scores)
+
+
+@contextmanager
+def report_turn(steps: int) -> Iterator[None]:
+    """Print how many seconds, on the clock and on all CPUs, each of ``steps`` steps took."""
+    started = time.perf_counter()
+    started_cpu = time.process_time()
+    yield
+    seconds = (time.perf_counter() - started) / steps
+    cpu_seconds = (time.process_time() - started_cpu) / steps
+    print(f"{TURN}{seconds} {cpu_seconds}", flush=True)
 
 
 class Runner:
-    """Take one commit's steps in a process that stays alive between turns."""
+    """Take steps in a process that stays alive between turns: ``command``, with ``tree``'s package.
 
-    def __init__(self, tree: Path, threads: int, steps: int) -> None:
-        command = [sys.executable, "-W", "ignore", __file__, "--work"]
-        command += ["--threads", str(threads), "--steps", str(steps)]
+    The command answers each line of its stdin (a name, a seed) with a line of :func:`report_turn`.
+    """
+
+    def __init__(self, command: list[str], tree: Path = ROOT) -> None:
         self.process = subprocess.Popen(
             command,
             cwd=tree,
@@ -211,7 +219,7 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def race(shape_name: str, ours: Runner, other: Runner, pairs: int, steps: int) -> None:
+def race(shape_name: str, ours: Runner, other: Runner, pairs: int, steps: int = 1) -> None:
     """Print the ratios of each pair of turns, and their medians."""
     ratios = []
     for pair in range(-WARMUP, pairs):
@@ -254,9 +262,11 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.revision is None:
         parser.error("name the other commit, for example HEAD~1.")
     with checked_out(chosen.revision) as tree, ExitStack() as stack:
+        command = [sys.executable, "-W", "ignore", __file__, "--work"]
+        command += ["--threads", str(chosen.threads), "--steps", str(chosen.steps)]
         runners = []
         for folder in (ROOT, tree):
-            runner = Runner(folder, chosen.threads, chosen.steps)
+            runner = Runner(command, folder)
             stack.callback(runner.close)
             runners.append(runner)
         for shape_name in chosen.shapes:

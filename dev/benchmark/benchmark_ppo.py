@@ -36,6 +36,7 @@ TINY_CLASSIFIER = {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512, "
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False}
 WARMUP = 2
+IS_OLD = version("trl").startswith("0.11.")
 SWEPT = (16, 32, 64, 128, 256, 512, 1024)  # batch sizes; response lengths up to 512
 
 
@@ -166,8 +167,15 @@ def measure(run: tuple, points: list[tuple], rounds: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure, print medians, and write the JSON file."""
+def make_loop(chosen: argparse.Namespace) -> tuple:
+    """Return the installed library's trainer, and functions that generate and score."""
+    batch = BATCH[chosen.shape]
+    sizes = {"batch_size": batch, "mini_batch_size": batch, "learning_rate": 1.41e-5}
+    return old(chosen, sizes) if IS_OLD else ours(chosen, sizes)
+
+
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the command's options."""
     parser = argparse.ArgumentParser(
         "benchmark_ppo.py",
         description=__doc__,
@@ -186,12 +194,15 @@ def main(arguments: list[str] | None = None) -> None:
     add("--rounds", type=int, default=10, help="steps to measure after two warm-up steps")
     add("--threads", type=int, default=os.cpu_count(), help="PyTorch threads")
     add("--output", type=Path, default=Path("build/benchmark/ppo.json"), help="JSON file")
-    chosen = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print medians, and write the JSON file."""
+    chosen = parse_options(arguments)
     torch.set_num_threads(chosen.threads)
     batch = BATCH[chosen.shape]
-    is_old = version("trl").startswith("0.11.")
-    sizes = {"batch_size": batch, "mini_batch_size": batch, "learning_rate": 1.41e-5}
-    run = (old if is_old else ours)(chosen, sizes)
+    run = make_loop(chosen)
     results = {key: getattr(chosen, key) for key in ("shape", "threads", "bf16", "rounds")}
     results |= {"batch": batch, "lengths": LENGTHS}
     results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -202,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
         results["costs"] = table.to_dict("records")
     else:
         table = measure(run, [("", batch, LENGTHS)], chosen.rounds)
-        name = ("batched" if chosen.batched else "one-by-one") if is_old else "ours"
+        name = ("batched" if chosen.batched else "one-by-one") if IS_OLD else "ours"
         before = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
         others = before.get("variants", {}) if before.get("shape") == chosen.shape else {}
         entry = {"title": TITLES[name], "median": table.iloc[0].to_dict()}

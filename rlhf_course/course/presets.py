@@ -11,6 +11,7 @@ import yaml
 from pandas.io.formats.style import Styler
 
 PRESETS = ("tiny", "scratch", "full")
+SMALL = "small"  # a pretrained chat model; only some notebooks have this preset
 CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
 # Relative output paths start in the project; for an installed copy, in the current folder.
@@ -39,10 +40,10 @@ class Settings(SimpleNamespace):
         self._spec = spec
 
     def table(self) -> Styler:
-        """Return a table of each setting's current value, three preset values and meaning."""
+        """Return a table of each setting's current value, its presets' values and its meaning."""
         rows = {}
         for key, entry in self._spec.items():
-            presets = {name: entry[name] for name in PRESETS}
+            presets = {name: entry[name] for name in presets_of(self._spec)}
             rows[key] = {"in use": getattr(self, key), **presets, "meaning": entry["help"]}
         table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
         style = table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x, escape="html")
@@ -52,8 +53,9 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings, a dict from key to {tiny, scratch, full, help}.
 
-    An ``optional`` setting may be null in any preset; other settings may be null only in presets
-    where the file has null. ``min`` (default 1) is the lower bound for whole numbers.
+    If the notebook has the preset ``small``, each entry has a value for it as well. An ``optional``
+    setting may be null in any preset; other settings may be null only in presets where the file has
+    null. ``min`` (default 1) is the lower bound for whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     included = spec.pop("include", None)
@@ -62,8 +64,18 @@ def read_spec(notebook: str) -> dict[str, dict]:
     complete = {}
     for key, entry in spec.items():
         same_for_all = dict.fromkeys(PRESETS, entry.get("all"))
+        if "all" in entry:
+            same_for_all[SMALL] = entry["all"]
         complete[key] = same_for_all | entry
     return complete
+
+
+def presets_of(spec: dict[str, dict]) -> list[str]:
+    """Return the names of a notebook's presets, in the order of their size."""
+    names = list(PRESETS)
+    if all(SMALL in entry for entry in spec.values()):
+        names.insert(1, SMALL)
+    return names
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
@@ -72,8 +84,11 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` rejects.
     """
     spec = read_spec(notebook)
-    if preset not in PRESETS:
-        raise ValueError(f"Unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+    names = presets_of(spec)
+    if preset not in names:
+        raise ValueError(
+            f"Notebook {notebook} has no preset {preset!r}; choose one of {', '.join(names)}."
+        )
     changes = {}
     for key, (with_bf16, without) in PRECISION.items():
         if key in spec and spec[key][preset] == with_bf16 and not has_bf16():
@@ -96,7 +111,7 @@ def _check_override(key: str, value, entry: dict, preset: str):
     may_be_null = entry[preset] is None or entry.get("optional")
     if value is None and may_be_null:
         return None
-    examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
+    examples = [entry[name] for name in (preset, *PRESETS) if entry.get(name) is not None]
     if not examples:
         return value
     return coerce(key, value, examples[0], entry.get("min", 1))
@@ -152,24 +167,30 @@ def check_named(settings: Settings, **columns: str) -> None:
 def prepare(settings: Settings) -> SimpleNamespace:
     """Download models; return a folder or hub id for dataset, model, reward_model and judge.
 
-    The result has no judge if the notebook has no such setting. Raises ``ValueError`` if no dataset
-    is named, and ``OSError`` if a model is unavailable.
+    The result has no judge if the notebook has no such setting. Makes the model of ``make real``,
+    if it is named and missing. Raises ``ValueError`` if no dataset is named, and ``OSError`` if a
+    model is unavailable.
     """
     from rlhf_course.runtime.hub import download  # imports transformers, which takes seconds
+    from rlhf_course.runtime.smollm2 import make_if_missing
 
     check_named(settings, dataset="text and label")
     sources = {}
     for name in ("dataset", "model", "reward_model", "judge"):
         if hasattr(settings, name):
             sources[name] = shipped(getattr(settings, name))
+    make_if_missing(sources["model"])
     for name in ("model", "reward_model"):
         download(sources[name])  # report a missing model before anything runs
     return SimpleNamespace(**sources)
 
 
 def shipped(source: str) -> str:
-    """Return ``models/…`` as a path (here, or in the project), and any other source unchanged."""
-    if not source.startswith("models/"):
+    """Return ``models/…`` or ``build/models/…`` as a path, and any other source unchanged.
+
+    The path starts here or, if it does not exist here, in the project.
+    """
+    if not source.startswith(("models/", "build/models/")):
         return source
     here = Path(source).resolve()
     return str(here if here.exists() else ROOT / source)

