@@ -8,15 +8,19 @@ from builders import (
     invalid,
 )
 
-from rlhf_course.course.presets import load_preset, prepare
+from rlhf_course.course.presets import CONFIGS, load_preset, prepare, presets_of, read_spec
 from rlhf_course.course.run_card import RunCard
+from rlhf_course.runtime import smollm2
 
 pytestmark = pytest.mark.quick
+NOTEBOOKS = sorted(file.stem for file in CONFIGS.glob("0*.yaml"))
 
 
 def test_unknown_presets_and_settings_list_the_valid_ones():
-    with invalid("Unknown preset 'huge'; choose one of tiny, scratch, full"):
+    with invalid("Unknown preset 'huge' for .*; choose one of tiny, small, scratch, full"):
         load_preset("04_gpt2_imdb_ppo", "huge")
+    with invalid("Unknown preset 'small' for .*; choose one of tiny, scratch, full"):
+        load_preset("05_lora_rlhf_baichuan", "small")
     with invalid("Unknown setting 'lr' .* learning_rate"):
         load_preset("04_gpt2_imdb_ppo", "tiny", {"lr": 1})
     wrong = [("steps", value, "whole number of at least 1") for value in ("many", 1.5, math.inf)]
@@ -24,6 +28,26 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
     for key, value, words in wrong:
         with invalid(f"Setting '{key}' takes a {words}"):
             load_preset("05_lora_rlhf_baichuan", "tiny", {key: value})
+
+
+def test_an_incomplete_preset_small_is_not_offered():
+    offered = [name for name in NOTEBOOKS if "small" in presets_of(read_spec(name))]
+    assert offered == ["04_gpt2_imdb_ppo", "08_verifiable_rewards"]
+
+
+def test_a_preset_makes_the_real_model_at_its_first_use(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(smollm2, "get_smollm2", lambda folder, card: made.append(folder.name))
+    monkeypatch.setattr(smollm2, "sharpen", lambda *given: made.append(given[1].name))
+    models = tmp_path / "build" / "models"
+    models.mkdir(parents=True)
+    smollm2.make_if_missing(str(models / "SmolLM2-135M-Instruct-T0.7"))
+    smollm2.make_if_missing(str(models / "another"))
+    smollm2.make_if_missing("models/gpt2-imdb-mini")
+    assert made == ["SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct-T0.7"]
+    (models / "SmolLM2-135M-Instruct-T0.7").mkdir()
+    smollm2.make_if_missing(str(models / "SmolLM2-135M-Instruct-T0.7"))
+    assert len(made) == 2
 
 
 def test_scratch_needs_a_dataset():

@@ -87,7 +87,7 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     names = presets_of(spec)
     if preset not in names:
         raise ValueError(
-            f"Notebook {notebook} has no preset {preset!r}; choose one of {', '.join(names)}."
+            f"Unknown preset {preset!r} for {notebook}; choose one of {', '.join(names)}."
         )
     changes = {}
     for key, (with_bf16, without) in PRECISION.items():
