@@ -73,7 +73,9 @@ def read_spec(notebook: str) -> dict[str, dict]:
 def presets_of(spec: dict[str, dict]) -> list[str]:
     """Return the names of a notebook's presets, in the order of their size."""
     names = list(PRESETS)
-    if all(SMALL in entry for entry in spec.values()):
+    is_complete = all(SMALL in entry for entry in spec.values())
+    has_own_value = any(SMALL in entry and "all" not in entry for entry in spec.values())
+    if is_complete and has_own_value:
         names.insert(1, SMALL)
     return names
 
