@@ -106,7 +106,7 @@ def build_imdb(chosen: Options, settings: Settings) -> Run:
     tokenizer.pad_token = tokenizer.eos_token
     query_lengths = LengthSampler(settings.query_min, settings.query_max)
     reviews = load_reviews(assets.dataset, "train")
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(assets.model)
+    policy = load_imdb_policy(assets.model, settings)
     base_checks.warn_about_step_size(policy, chosen.preset, settings.learning_rate)
     base_checks.warn_about_texts(tokenizer, reviews["text"][: base_checks.COMPARED])
     queries = build_queries(reviews, tokenizer, query_lengths, settings.min_characters)
@@ -135,6 +135,17 @@ def build_imdb(chosen: Options, settings: Settings) -> Run:
         most_tokens=settings.response_max - 1,
         advice="--response_max or --steps",
     )
+
+
+def load_imdb_policy(source: str, settings: Settings):
+    """Return notebook 04's policy, with a LoRA adapter if the preset has one."""
+    lora = None
+    rank = getattr(settings, "lora_rank", 0)
+    if rank:
+        lora = LoraConfig(
+            task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear"
+        )
+    return AutoModelForCausalLMWithValueHead.from_pretrained(source, peft_config=lora)
 
 
 def hold_out_openings(

@@ -108,7 +108,6 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
     ("given", "message"),
     [
         ("--sft_adapter=WORLD/sft", "needs --reward_adapter; train_reward_model.py --use_peft"),
-        ("--preset=small", "Without adapters there is no preset small. Pass --reward_adapter"),
         ("--eval_prompts=-1", "--eval_prompts must be at least 0; got -1"),
         ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "has no adapter_config.json"),
         ("--quantization=4bit", "needs adapters"),

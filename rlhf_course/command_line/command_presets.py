@@ -18,30 +18,25 @@ MAKE_REAL = "python scripts/get_real_model.py --temperature 0.7"
 def load_settings(experiment: str, preset: str, changes: Mapping | None = None) -> Settings:
     """Return a notebook's settings at a command's preset, with changes.
 
-    ``small`` is preset scratch with the settings in small.yaml. Raises ``load_preset``'s errors.
+    ``small`` is preset scratch with the settings in small.yaml; a notebook that is not in that file
+    has its own preset small. Raises ``load_preset``'s errors.
     """
-    if preset != SMALL:
+    small = read_small(experiment) if preset == SMALL else {}
+    if not small:
         return load_preset(experiment, preset, changes)
-    small = read_small(experiment)["settings"]
-    return load_preset(experiment, "scratch", small | dict(changes or {}))
+    return load_preset(experiment, "scratch", small["settings"] | dict(changes or {}))
 
 
 def load_options(experiment: str, preset: str) -> dict:
     """Return a preset's values of options that are not settings of the notebook."""
     if preset != SMALL:
         return {}
-    return read_small(experiment)["options"]
+    return read_small(experiment).get("options", {})
 
 
 def read_small(experiment: str) -> dict[str, dict]:
-    """Return small.yaml's settings and options; raise ``ValueError`` if a command has none."""
-    small = yaml.safe_load(FILE.read_text("utf-8"))
-    if experiment not in small:
-        raise ValueError(
-            "Without adapters there is no preset small. Pass --reward_adapter, which"
-            " train_reward_model.py --preset small writes."
-        )
-    return small[experiment]
+    """Return small.yaml's settings and options for a notebook; {} if it is not in the file."""
+    return yaml.safe_load(FILE.read_text("utf-8")).get(experiment, {})
 
 
 def find_real_model(source: str) -> str:
