@@ -32,6 +32,7 @@ PAGES = (
     "notebooks/practice/*.ipynb",
     "notebooks/practice/README.md",
     "notebooks/scratch/*.ipynb",
+    "notebooks/small/*.ipynb",
     "figs/*.svg",
     "figs/README.md",
     "models/README.md",

@@ -156,7 +156,8 @@ def update() -> None:
 
 def remove_repeated(pages: dict[str, list[str]]) -> None:
     """Remove, in place, other pages' messages from recorded runs, which repeat the notebooks."""
-    recorded = [name for name in sorted(pages) if name.startswith("notebooks/scratch/")]
+    folders = ("notebooks/scratch/", "notebooks/small/")
+    recorded = [name for name in sorted(pages) if name.startswith(folders)]
     seen = {text for name, page in pages.items() if name not in recorded for text in page}
     for name in recorded:
         pages[name] = [message for message in pages[name] if message not in seen]

@@ -275,17 +275,22 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
 
 def _lead_text(name: str, language: str) -> str:
     """Return the sentences under a notebook's title; exercises and practice have none."""
-    if "/" in name and not name.startswith("scratch/"):
+    recorded = {
+        "scratch": "This page runs the same cells on real data, at preset scratch.",
+        "small": "This page runs the same cells with a pretrained chat model, at preset small.",
+    }
+    folder = name.partition("/")[0]
+    if "/" in name and folder not in recorded:
         return ""
     takes = say("The notebook takes {cost} on two CPU cores.", language)
     takes = takes.format(cost=cost(name).removesuffix(" on two CPU cores"))
-    if name.startswith("scratch/"):
-        text = say(
-            "This page runs the same cells on real data, at preset scratch. The text describes"
-            " preset tiny: if it differs from the measurements here, trust the numbers.",
+    if folder in recorded:
+        warning = say(
+            "The text describes preset tiny: if it differs from the measurements here, trust the"
+            " numbers.",
             language,
         )
-        return f"{takes} {text}"
+        return f"{takes} {say(recorded[folder], language)} {warning}"
     learn = table()[name]["learn"]
     goal = f"{learn[0].upper()}{learn[1:]}."  # the README's table, which has translations
     return f"{say(goal, language)} {takes}"
