@@ -1,4 +1,4 @@
-"""Write the tables of real-model.md from the cards of the runs on a real chat model.
+"""Write the tables of real-model.md, and two examples in README.md, from the runs on a chat model.
 
 python docs/_ext/real_model.py
 """
@@ -13,9 +13,20 @@ from statistics import mean
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "real-model.md"
+README = DOCS.parent / "README.md"
 CARDS = DOCS.parent / "figs" / "measured" / "small"
 START = "<!-- tables: written by python docs/_ext/real_model.py -->\n"
 END = "<!-- end of the tables -->\n"
+README_START = "<!-- real model: written by python docs/_ext/real_model.py -->\n"
+README_END = "<!-- end of the real model -->\n"
+NOTEBOOK_ROWS = (  # notebook, what is measured, its metrics before and after
+    ("04_gpt2_imdb_ppo", "04: score of the reward, logits", "score_before", "score_after"),
+    ("04_gpt2_imdb_ppo", "04: second judge, mean P(POSITIVE)", "second_before", "second_after"),
+    ("04_gpt2_imdb_ppo", "04: KL, nats per response", None, "kl_after"),
+    ("04_gpt2_imdb_ppo", "04: rise of the loss on reviews, nats per token", None, "added_loss"),
+    ("08_verifiable_rewards", "08: share that obeys", "pass@1_before", "pass@1_after"),
+)
+SEEDS = (0, 1, 2)
 # Places of the examples among a run's thirty texts, fixed before the runs.
 EXAMPLES = (0, 5, 13, 27)
 
@@ -111,6 +122,42 @@ def examples() -> list[str]:
     return lines
 
 
+def notebook_table() -> list[str]:
+    """Return a row per statistic of notebooks 04 and 08 at preset small, with a column per seed."""
+    lines = [f"| notebook at `small` | {' | '.join(f'seed {seed}' for seed in SEEDS)} |"]
+    lines.append("|---" * (1 + len(SEEDS)) + "|")
+    for notebook, title, before, after in NOTEBOOK_ROWS:
+        fields = [title]
+        for seed in SEEDS:
+            metrics = notebook_card(notebook, seed).get("metrics")
+            if metrics is None:
+                fields.append("not run")
+            elif before is None:
+                fields.append(f"{metrics[after]:.2f}")
+            else:
+                fields.append(f"{metrics[before]:.2f} → {metrics[after]:.2f}")
+        lines.append(f"| {' | '.join(fields)} |")
+    return lines
+
+
+def notebook_card(notebook: str, seed: int) -> dict:
+    """Return the run card of a notebook at preset small, or {} if this seed was not run."""
+    file = CARDS / (f"{notebook}.json" if seed == 0 else f"{notebook}_{seed}.json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def readme_examples() -> list[str]:
+    """Return seed 0's first two texts that obey their instruction only after training."""
+    lines = ["| question | before | after |", "|---|---|---|"]
+    for line in (CARDS / "08_0_texts.jsonl").read_text(encoding="utf-8").splitlines():
+        text = json.loads(line)
+        if text["obeys_after"] and not text["obeys_before"] and len(lines) < 4:
+            question = f"{text['question']} *{text['instruction']}*"
+            answers = [as_markdown(text[moment]) for moment in ("before", "after")]
+            lines.append(f"| {' | '.join([question, *answers])} |")
+    return lines
+
+
 def as_markdown(answer: str) -> str:
     """Return an answer on one line, with ⏎ for line breaks and Markdown's marks escaped."""
     escaped = re.sub(r"([\\`*_\[\]<>#|~$])", r"\\\1", answer.strip())
@@ -121,17 +168,28 @@ def tables() -> str:
     """Return the generated part of the page."""
     cards = read_cards()
     blocks = [setting(cards), instruction_table(cards), cost_table(cards)]
+    blocks += [notebook_table()]
     blocks += [["**Unedited answers of seed 0** (⏎ is a line break):"], examples()]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n\n"
 
 
 def page() -> str:
     """Return the page with its tables as the cards have them."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    return f"{before}{START}\n{tables()}{END}{after}"
+    return replaced(PAGE, START, f"\n{tables()}", END)
+
+
+def readme() -> str:
+    """Return the README with the examples of the recorded run."""
+    return replaced(README, README_START, "\n".join(readme_examples()) + "\n", README_END)
+
+
+def replaced(file: Path, start: str, content: str, end: str) -> str:
+    """Return a file's text with ``content`` between two marks."""
+    before, _, rest = file.read_text(encoding="utf-8").partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}{content}{end}{after}"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")
