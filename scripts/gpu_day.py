@@ -24,7 +24,7 @@ import torch
 from rlhf_course.command_line import exits
 from rlhf_course.command_line.notebook_files import NOTEBOOKS, ROOT, keep_day, read_card
 from rlhf_course.course.memory import notebook_05_needs
-from rlhf_course.course.presets import has_bf16
+from rlhf_course.course.presets import SMALL, has_bf16
 from rlhf_course.runtime.files import atomic_file, hold, read_json
 
 HAS_GPU = torch.cuda.is_available()
@@ -32,10 +32,20 @@ GIB = 2**30
 # An older tutorial trained GPT-2 small on an A800: 194 steps took 35 min 19 s.
 PUBLISHED = {"seconds_per_step": 10.92, "peak_gib": 10_097 / 1024}
 SLACK = 1.3  # allowed ratio of measured to computed memory, as in tests/test_memory.py
-REHEARSAL = {  # notebook → settings
+REHEARSAL = {  # notebook, and its preset if not tiny → settings
     "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
     "03": {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32},
+    "04 small": {
+        "model": "models/gpt2-imdb-mini",
+        "steps": 2,
+        "batch_size": 8,
+        "mini_batch_size": 8,
+        "eval_queries": 16,
+        "probe_queries": 8,
+        "judge_reviews": 16,
+    },
 }
+REAL_MODEL = ("04_gpt2_imdb_ppo", "08_verifiable_rewards")  # they have the preset small
 # Preset full: minutes, GB to download, GiB on the GPU; guesses, except the memory of notebooks 04
 # (published) and 05 (computed).
 FULL = {
@@ -65,6 +75,8 @@ def gates() -> list[Gate]:
         protocol.append(Gate(f"3 {name} at tiny", partial(notebook, name, "tiny")))
     protocol.append(Gate("4 GPT-2 small", gpt2))
     protocol.append(Gate("5 LoRA on the shape of a 7B", lora))
+    for name in REAL_MODEL if HAS_GPU else REAL_MODEL[:1]:
+        protocol.append(Gate(f"5 {name} at small", partial(notebook, name, SMALL), download=0.1))
     if not HAS_GPU:
         return protocol
     budgets = {name: FULL.get(name[:2], FULL_OTHERS) for name in names}
@@ -123,7 +135,8 @@ def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, di
     command = ["scripts/run_notebooks.py", "--only", name, "--preset", preset]
     command += ["--jobs=1", f"--output={output}"]
     if not HAS_GPU:
-        command += [f"--override={key}={value}" for key, value in REHEARSAL[name[:2]].items()]
+        key = name[:2] if preset == "tiny" else f"{name[:2]} {preset}"
+        command += [f"--override={key}={value}" for key, value in REHEARSAL[key].items()]
     try:
         call(gate, folder, *command)
     except RuntimeError:
