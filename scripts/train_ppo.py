@@ -395,7 +395,6 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output, records:
     evaluation_seconds = 0.0
     if done % save_every == 0:  # a run that was stopped between two evaluations adds none
         evaluation_seconds = measure(run, records)
-    evaluations_left = (steps - done) // save_every + 1
     estimate = progress.Estimate(run.advice, is_main)
     tokens = 0
     bar = tqdm(total=steps, initial=done, desc="PPO", disable=not is_main)
@@ -404,6 +403,9 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output, records:
             stats = take_step(run, batch)
             step = trainer.current_step
             records.add_log(step, stats)
+            evaluations_left = steps // save_every - step // save_every
+            if steps % save_every:
+                evaluations_left += 1
             tokens += stats["tokens/responses_len_mean"] * trainer.config.batch_size
             estimate.update(
                 tokens=tokens,

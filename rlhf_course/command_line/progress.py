@@ -35,8 +35,10 @@ class Estimate:
             return
         self.is_pending = False
         minutes = (seconds / done * left + more_seconds) / 60
+        speed = tokens / seconds
+        digits = 0 if speed >= 10 else 1
         tqdm.write(
-            f"{tokens / seconds:,.0f} tokens per second: about {minutes:.1f} minutes for"
+            f"{speed:,.{digits}f} tokens per second: about {minutes:.1f} minutes for"
             f" {steps_left} more steps; shorten with {self.advice}."
         )
 
