@@ -99,7 +99,7 @@ def test_read_log_and_the_report_take_the_run_s_folder(kind, whole, tmp_path, ca
     page = tmp_path / "log"
     assert read_log.main([str(whole / kind), "--output", str(page)]) in (0, 2)
     columns = {"PPO": "course", "SFT": "trl SFT", "the reward model": "trl Reward"}[kind]
-    assert f"columns of {columns}:" in capsys.readouterr().out and (page / "log.html").exists()
+    assert f"columns of {columns}" in capsys.readouterr().out and (page / "log.html").exists()
     assert report.main([str(whole / kind), "--output", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
     assert f"{MEASURED[kind]} " in text and "<svg" in text and "answers" in text
