@@ -59,7 +59,7 @@ def test_instructions_join_their_input(tmp_path):
 def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="No dataset folder at"):
         load_answers(tmp_path / "nothing")
-    with invalid("No column input or instruction or output in .* has text"):
+    with invalid("No column prompt or answer in .* has text"):
         load_answers(write_rows(tmp_path / "texts", [{"text": "a"}]))
     rows = [{"instruction": "a?", "input": "", "output": " "}]
     with invalid("remains of the 1 rows .* 1 empty question or answer"):

@@ -1,6 +1,7 @@
 """Folders and files of data: damage, copies, missing parts, columns, messages."""
 
 import gzip
+import re
 import shutil
 import warnings
 
@@ -129,7 +130,7 @@ def test_messages_and_transcripts_beside_a_prompt(row, prompt, tmp_path):
     [
         TALK + [message("tool", "9 pm")] + LATE,
         [message("user", [{"type": "image"}]), *LATE],
-        [{"from": "human", "value": "Hello!"}],
+        [{"from": "function_call", "value": "f()"}],
         ["Hello!", "Hi."],
         str(TALK + LATE),
     ],
@@ -183,11 +184,12 @@ def test_no_query_ends_inside_a_character():
         ("train.jsonl.gz", gzip.compress(ROWS)[:-30]),
         ("train.jsonl.gz", ROWS),
         ("train.csv", "text,label\n好看,1\n".encode("gbk")),
+        ("train.jsonl", '{"text": "好看", "label": 1}\n'.encode("gbk")),
     ],
 )
 def test_a_damaged_file_is_one_sentence(name, data, tmp_path):
     write_rows(tmp_path, data, name)
-    with invalid(f"A file of {tmp_path} cannot be read: ") as raised:
+    with invalid(f"{tmp_path}/{re.escape(name)} cannot be read: ") as raised:
         load_reviews(tmp_path, "train")
     assert "\n" not in str(raised.value)
 

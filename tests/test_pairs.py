@@ -38,6 +38,9 @@ BAD = {
     ],
     "different prompts": [(QUESTION + " Yes.", TALK + " Yes."), (QUESTION + " Yes.", TALK)],
     "empty answer": [(QUESTION, QUESTION + " No.")],
+    "dialogue quoted in the prompt": [
+        tuple(f"Summarize:{TALK} {word}" for word in ("A greeting.", "No."))
+    ],
     "prompt repeated": [
         tuple(f"{QUESTION} Why is the sky blue? {word}" for word in ("Yes.", "No."))
     ],
@@ -74,7 +77,7 @@ def test_a_transcript_is_cut_at_the_last_answer(tmp_path):
     assert pairs["prompt"][:] == [QUESTION, TALK, QUESTION]
     assert pairs["chosen"][1] == "It is nine.\n\nGo to bed: now."
     assert pairs["rejected"][:] == ["No idea.", "Look it up.", "Because."]
-    assert describe(report) == "nothing was dropped"
+    assert describe(report) == "no row was dropped"
 
 
 @pytest.mark.parametrize(

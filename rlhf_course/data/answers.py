@@ -2,40 +2,62 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from datasets import Dataset
 
 from rlhf_course.data.encoding import answer_ids, check_template, drop_eos, prompt_ids
+from rlhf_course.data.layouts import (
+    ANSWER_NAMES,
+    DIALOGUES,
+    check_templates,
+    find_roles,
+    name_unread,
+    put_before,
+    read_opening,
+    read_question,
+    require_roles,
+    value_of,
+)
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
-from rlhf_course.data.transcripts import as_prompt
+from rlhf_course.data.transcripts import (
+    ASSISTANT,
+    HUMAN,
+    as_prompt,
+    as_text,
+    read_turn,
+    split_answer,
+)
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
-INSTRUCTIONS = ("instruction", "input", "output")
 EMPTY = "empty question or answer"
 REPEATED = "repeated row"
 
 
 def load_answers(
-    source: str | Path, split: str = "train", data_files: str | None = None
+    source: str | Path,
+    split: str = "train",
+    data_files: str | None = None,
+    columns: str | None = None,
 ) -> tuple[Dataset, dict[str, int]]:
     """Return one row (prompt, answer) per answer, and the number of answers dropped per reason.
 
-    The source has the columns in ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
-    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises :func:`load_split`'s
-    errors, and ``ValueError`` for missing columns, values of the wrong type, or no usable answer.
+    The source has the columns in ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597), a
+    question and an answer under one of ``ANSWER_NAMES``, or dialogues, each of whose assistant
+    turns is an answer. A system text, earlier turns and an input become part of the prompt.
+    ``columns`` names other columns, as in "prompt=title,answer=body". Columns that are not read are
+    printed. A literal backslash-n becomes a line break. Raises :func:`load_split`'s errors, and
+    ``ValueError`` for missing columns, values of the wrong type, or no usable answer.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
-    is_hc3 = "question" in rows.column_names
-    check_columns(rows, HC3 if is_hc3 else INSTRUCTIONS, where)
-    read_row = _read_hc3 if is_hc3 else _read_instruction
+    check_columns(rows, (), where)
+    read_row = _choose_reader(rows, columns, where)
     seen = set()
 
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
-        question, answers = read_row(row)
-        for answer in answers:
+        for question, answer in read_row(row):
             reason = None
             if not (question and answer):
                 reason = EMPTY
@@ -44,26 +66,63 @@ def load_answers(
             seen.add((question, answer))
             yield {"prompt": as_prompt(question), "answer": answer}, reason
 
-    return keep_usable(rows, parse, (EMPTY, REPEATED), where)
+    answers, report = keep_usable(rows, parse, (EMPTY, REPEATED), where)
+    check_templates(answers["prompt"][:], where)
+    return answers, report
 
 
-def _read_hc3(row: dict) -> tuple[str, list[str]]:
-    """Return a row's question, and the answers of humans and of ChatGPT."""
-    answers = []
+def _choose_reader(rows: Dataset, columns: str | None, where: str) -> Callable:
+    """Return a function from a row to its (question, answer); print the columns not read."""
+    is_hc3 = {"human_answers", "chatgpt_answers"} & set(rows.column_names)
+    if is_hc3 and not columns:
+        check_columns(rows, HC3, where)
+        name_unread(rows, HC3, where)
+        return _read_hc3
+    roles = find_roles(rows, ANSWER_NAMES, columns, where)
+    dialogues = [name for name in DIALOGUES if name in rows.column_names]
+    if "answer" not in roles and dialogues:
+        roles = {role: name for role, name in roles.items() if role == "system"}
+        name_unread(rows, (dialogues[0], *roles.values()), where)
+        return lambda row: _read_dialogue(row, dialogues[0], roles)
+    require_roles(roles, ANSWER_NAMES, rows, where)
+    name_unread(rows, roles.values(), where)
+    return lambda row: _read_answer(row, roles)
+
+
+def _read_hc3(row: dict) -> list[tuple[str, str]]:
+    """Return a row's question with each answer of humans and of ChatGPT."""
+    question = _clean(row["question"])
+    pairs = []
     for name in HC3[1:]:
         if not isinstance(row[name], list | None):
             raise ValueError(
                 "answers must be lists; CSV cannot hold lists, so use JSON Lines or Parquet."
             )
-        answers += row[name] or []
-    return _clean(row["question"]), [_clean(answer) for answer in answers]
+        pairs += [(question, _clean(answer)) for answer in row[name] or []]
+    return pairs
 
 
-def _read_instruction(row: dict) -> tuple[str, list[str]]:
-    """Return a row's instruction, with its input if it has one, and its only output."""
-    instruction, more, output = (_text(row[name]) for name in INSTRUCTIONS)
-    question = f"{instruction}\n{more}" if instruction and more else instruction or more
-    return _clean(question), [_clean(output)]
+def _read_answer(row: dict, roles: dict[str, str]) -> list[tuple[str, str]]:
+    """Return a row's question, after its system text and history, and its only answer."""
+    question = _clean(read_question(row, roles))
+    _, _, answer = split_answer(value_of(row, roles, "answer"), question)
+    if question:
+        question = put_before(read_opening(row, roles), question)
+    return [(question, _clean(answer))]
+
+
+def _read_dialogue(row: dict, column: str, roles: dict[str, str]) -> list[tuple[str, str]]:
+    """Return each assistant turn of a dialogue, with all text before it."""
+    messages = row[column] or []
+    opening = read_opening(row, roles)
+    pairs = []
+    for position, message in enumerate(messages):
+        transcript = as_text(messages[: position + 1])
+        before, mark, answer = transcript.rpartition(ASSISTANT)
+        if mark and read_turn(message)[0] == "assistant":
+            question = put_before(opening, before) if before else ""
+            pairs.append((_clean(question), _clean(answer)))
+    return pairs
 
 
 def _text(value: str | None) -> str:
@@ -75,7 +134,9 @@ def _text(value: str | None) -> str:
 
 def _clean(value: str | None) -> str:
     """Return a text with line breaks for each backslash-n, except in words such as \\nabla."""
-    return re.sub(r"\\n(?![a-z])", "\n", _text(value)).strip()
+    text = re.sub(r"\\n(?![a-z])", "\n", _text(value)).rstrip()
+    is_transcript = HUMAN in text  # begins with a blank line
+    return text if is_transcript else text.lstrip()
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:

@@ -6,8 +6,19 @@ from pathlib import Path
 from datasets import Dataset
 
 from rlhf_course.data.encoding import check_template, drop_eos, encode
+from rlhf_course.data.layouts import (
+    PAIR_NAMES,
+    check_templates,
+    find_roles,
+    name_unread,
+    put_before,
+    read_opening,
+    read_question,
+    require_roles,
+    value_of,
+)
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
-from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, last_question, split_answer
+from rlhf_course.data.transcripts import ASSISTANT, HUMAN, last_question, split_answer
 
 SIDES = ("chosen", "rejected")
 FAULTS = (
@@ -17,32 +28,54 @@ FAULTS = (
     "different prompts",
     "empty answer",
     "prompt repeated",
+    "dialogue quoted in the prompt",
 )
+ADVICE = {
+    "no assistant turn": "A whole dialogue begins with a blank line and Human:, and its answer"
+    " follows a blank line and Assistant:. If chosen and rejected are only answers, name the column"
+    " with their prompt: --columns prompt=NAME.",
+    "ends on the human": "Remove what follows the last answer.",
+}
 
 
 def load_pairs(
-    source: str | Path, split: str = "train", data_dir: str | None = None
+    source: str | Path,
+    split: str = "train",
+    data_dir: str | None = None,
+    columns: str | None = None,
 ) -> tuple[Dataset, dict[str, int]]:
     """Return columns prompt, chosen and rejected, and the number of pairs dropped for each reason.
 
     The columns chosen and rejected contain transcripts as in hh-rlhf, or messages {role, content};
-    with a prompt column, answers without prompts suffice. Other columns are kept. ``split`` may
-    be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Raises :func:`load_split`'s
-    errors, and ``ValueError`` for missing columns, values of the wrong type, or no usable pair.
+    with a prompt column, answers without prompts suffice. A system text, earlier turns and an input
+    become part of the prompt. ``columns`` names other columns, as in
+    "prompt=question,chosen=response_j"; common names are known. Other columns are kept, and
+    printed. ``split`` may be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Raises
+    :func:`load_split`'s errors, and ``ValueError`` for missing columns, values of the wrong type,
+    or no usable pair.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_dir=data_dir)
-    check_columns(rows, SIDES, where)
+    check_columns(rows, (), where)
+    roles = find_roles(rows, PAIR_NAMES, columns, where)
+    require_roles(roles, SIDES, rows, where)
+    name_unread(rows, roles.values(), where)
 
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
-        prompt = None if row.get("prompt") is None else as_text(row["prompt"])
-        chosen = split_answer(row["chosen"], prompt)
-        rejected = split_answer(row["rejected"], prompt)
+        question = read_question(row, roles)
+        opening = read_opening(row, roles)
+        sides = []
+        for side in SIDES:
+            before, mark, answer = split_answer(value_of(row, roles, side), question)
+            sides.append((put_before(opening, before), mark, answer))
+        chosen, rejected = sides
         pair = {"prompt": chosen[0] + ASSISTANT, "chosen": chosen[2], "rejected": rejected[2]}
         others = {name: value for name, value in row.items() if name not in pair}
         yield pair | others, find_fault(chosen, rejected)
 
-    return keep_usable(rows, parse, FAULTS, where)
+    pairs, report = keep_usable(rows, parse, FAULTS, where, ADVICE)
+    check_templates(pairs["prompt"][:], where)
+    return pairs, report
 
 
 def find_fault(chosen: tuple[str, str, str], rejected: tuple[str, str, str]) -> str | None:
@@ -59,6 +92,8 @@ def find_fault(chosen: tuple[str, str, str], rejected: tuple[str, str, str]) -> 
         return "different prompts"
     if not (chosen_answer and rejected_answer):
         return "empty answer"
+    if HUMAN in prompt and not prompt.startswith("\n\n"):
+        return "dialogue quoted in the prompt"
     question = last_question(prompt)
     if question and chosen_answer.startswith(question) and rejected_answer.startswith(question):
         return "prompt repeated"

@@ -17,7 +17,18 @@ from huggingface_hub import hf_hub_download
 
 from rlhf_course.runtime.hub import check_source, hub_errors
 
+# The suffixes of data files → the loaders of datasets.
+LOADERS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
+OTHER_FORMATS = (".arrow", ".tsv", ".txt", ".xlsx", ".zip")
+ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 DAMAGE = (
     DatasetGenerationError,
     pyarrow.ArrowInvalid,
@@ -30,21 +41,31 @@ DAMAGE = (
 def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
     """Return one split, or a slice of it, from a folder or hub dataset, or from its ``data_file``.
 
-    Raises ``OSError`` if there is no dataset, and ``ValueError`` for damaged files, a split in two
-    files or with missing parts, and a missing or empty split.
+    A folder may have been written by ``save_to_disk``. Prints the data files in a folder that are
+    not read. Raises ``OSError`` if there is no dataset, and ``ValueError`` for damaged files, a
+    split in two files or with missing parts, and a missing or empty split.
     """
     check_source(source, "dataset")
+    folder = Path(source, options.get("data_dir") or "")
     try:
         with hub_errors(str(source), "dataset"):
             if data_file is not None:
-                return _load_file(source, split, data_file)
-            _check_names(Path(source, options.get("data_dir") or ""))
-            return datasets.load_dataset(str(source), split=split, **options)
+                rows = _load_file(source, split, data_file)
+            elif is_saved(folder):
+                rows = _load_saved(folder, split)
+            else:
+                _check_names(folder)
+                if folder.is_dir():
+                    _name_files(source, split, options)
+                rows = datasets.load_dataset(str(source), split=split, **options)
+            rows.data.validate(full=True)  # such as JSON that is not UTF-8
+            return rows
     except DAMAGE as error:
         cause = " ".join(str(error.__cause__ or error).split())  # in one line
+        file = _find_damaged(folder, data_file)
         raise ValueError(
-            f"A file of {source} cannot be read: {cause:.200}. Restore the file; save text as"
-            " UTF-8."
+            f"{file or f'A file of {source}'} cannot be read: {cause:.200}. Restore the file; save"
+            " text as UTF-8."
         ) from error
     except StopIteration:
         raise ValueError(f"Split {split!r} of {source} has no rows. Name another split.") from None
@@ -54,6 +75,35 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
         raise ValueError(
             f"{source} comes with a loading script, which is not run here: name a data file."
         ) from None
+    except ValueError as error:
+        if not str(error).startswith("Unknown split"):
+            raise
+        raise ValueError(
+            f"{error} Name one of these splits of {source}; commands have --split."
+        ) from None
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether ``save_to_disk`` wrote a folder: a Dataset's, or a DatasetDict's."""
+    is_dataset = (folder / "dataset_info.json").exists() and (folder / "state.json").exists()
+    return is_dataset or (folder / "dataset_dict.json").exists()
+
+
+def _load_saved(folder: Path, split: str) -> Dataset:
+    """Return a split, or a slice of it, of a folder that ``save_to_disk`` wrote.
+
+    Files cache-*.arrow in the folder are not data. The only split of a Dataset is "train".
+    """
+    splits = datasets.load_from_disk(str(folder))
+    if isinstance(splits, Dataset):
+        splits = {"train": splits}
+    sizes = {name: len(rows) for name, rows in splits.items()}
+    (part,) = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+    first = part.from_ or 0
+    last = sizes[part.splitname] if part.to is None else part.to
+    if last <= first:
+        raise ValueError(f"Split {split!r} of {folder} corresponds to no data. Name another split.")
+    return splits[part.splitname].select(range(first, last))
 
 
 def _load_file(source: str | Path, split: str, name: str) -> Dataset:
@@ -62,19 +112,77 @@ def _load_file(source: str | Path, split: str, name: str) -> Dataset:
         path = Path(source, name)
     else:
         path = hf_hub_download(source, name, repo_type="dataset")
-    extension = Path(name.removesuffix(".gz")).suffix.removeprefix(".")
-    loader = "json" if extension == "jsonl" else extension
-    return datasets.load_dataset(loader, data_files=str(path), split=split)
+    loader, options = _loader_of(Path(name))
+    return datasets.load_dataset(loader, data_files=str(path), split=split, **options)
+
+
+def _loader_of(file: Path) -> tuple[str, dict]:
+    """Return datasets' loader for a file, and its options."""
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    if suffix not in LOADERS:
+        raise ValueError(f"{file} is not one of {', '.join(LOADERS)}. Convert it.")
+    return LOADERS[suffix], {"sep": "\t"} if suffix == ".tsv" else {}
+
+
+def _data_files(folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Return the visible files of these formats in a folder and its subfolders."""
+    files = []
+    for path in sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")]):
+        name = re.sub(r"(\.gz|\.bak)+$", "", path.name)
+        if name.endswith(tuple(formats)):
+            files.append(path)
+    return files
+
+
+def _name_files(source: str | Path, split: str, options: dict) -> None:
+    """Print which files a split joins, and which data files of a folder are not read.
+
+    Raises ``ValueError`` for a cache of datasets.
+    """
+    folder = Path(source, options.get("data_dir") or "")
+    present = _data_files(folder, FORMATS + OTHER_FORMATS)
+    for file in present:
+        if re.fullmatch(r"cache-.*\.arrow", file.name):
+            raise ValueError(
+                f"{file} is a cache of datasets, whose rows would repeat. Move it away; save data"
+                " with save_to_disk, which writes state.json."
+            )
+    builder = datasets.load_dataset_builder(str(source), **options)
+    by_split = builder.config.data_files or {}
+    read = {Path(file).resolve() for files in by_split.values() for file in files}
+    unread = [
+        str(file.relative_to(folder))
+        for file in present
+        if file.resolve() not in read and file.name not in ABOUT_DATA
+    ]
+    if unread:
+        print(f"Not read in {folder}: {', '.join(unread)}.")
+    stems = {}
+    for file in by_split.get(split.partition("[")[0], ()):
+        stem = re.sub(r"-\d+-of-\d+", "", Path(file).name)  # shards of one file
+        stems.setdefault(stem, Path(file).name)
+    if len(stems) > 1:
+        print(f"Split {split!r} of {folder} joins {', '.join(sorted(stems.values()))}.")
+
+
+def _find_damaged(folder: Path, data_file: str | None) -> Path | None:
+    """Return the first local data file that cannot be read."""
+    files = [folder / data_file] if data_file else _data_files(folder, tuple(LOADERS))
+    for file in files:
+        try:
+            loader, options = _loader_of(file)
+            rows = datasets.load_dataset(loader, data_files=str(file), split="train", **options)
+            rows.data.validate(full=True)
+        except DAMAGE:
+            return file
+        except (ValueError, StopIteration):  # not a format, or no rows
+            continue
+    return None
 
 
 def _check_names(folder: Path) -> None:
     """Raise ``ValueError`` if a split is in two files or incomplete; warn about identical files."""
-    visible = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
-    files = []
-    for path in visible:
-        name = re.sub(r"(\.gz|\.bak)+$", "", path.name)
-        if name.endswith(FORMATS):
-            files.append(path)
+    files = _data_files(folder, FORMATS)
     _check_shards(files)
     for one, other in combinations(files, 2):
         # Files in two subfolders may be two configurations of a dataset.
@@ -126,12 +234,17 @@ def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
 
 
 def keep_usable(
-    rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
+    rows: Dataset,
+    parse: Callable,
+    reasons: Iterable[str],
+    where: str,
+    advice: dict[str, str] | None = None,
 ) -> tuple[Dataset, dict[str, int]]:
     """Return the rows that ``parse`` keeps, and how many rows it drops for each reason.
 
     ``parse(row)`` yields pairs (new row, reason); a reason of None keeps the row. Raises
-    ``ValueError`` if ``parse`` does, or if no row remains.
+    ``ValueError`` if ``parse`` does, or, with the advice for the most frequent reason, if no row
+    remains.
     """
     kept = []
     report = dict.fromkeys(reasons, 0)
@@ -145,9 +258,11 @@ def keep_usable(
         except ValueError as error:
             raise ValueError(f"Row {index} of {where}: {error}") from None
     if not kept:
+        most_frequent = max(report, key=report.get)
+        action = (advice or {}).get(most_frequent, "Fix these rows.")
         raise ValueError(
             f"No usable row remains of the {len(rows)} rows in {where}: {describe(report)}."
-            " Fix these rows."
+            f" {action}"
         )
     return Dataset.from_list(kept), report
 
@@ -155,7 +270,7 @@ def keep_usable(
 def describe(report: dict[str, int]) -> str:
     """Return the counts of dropped rows as a text such as "2 empty answer, 1 repeated row"."""
     counts = [f"{count} {reason}" for reason, count in report.items() if count]
-    return ", ".join(counts) or "nothing was dropped"
+    return ", ".join(counts) or "no row was dropped"
 
 
 def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[Dataset, int]:

@@ -5,6 +5,18 @@ import re
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
 MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
+# The names of roles in common formats → the keys of MARKS.
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+}
+CONTENTS = ("content", "value")
 
 
 def as_prompt(question: str) -> str:
@@ -21,23 +33,54 @@ def last_question(prompt: str) -> str:
     return last_turns.partition(ASSISTANT)[0].strip()
 
 
-def as_text(turns: str | list[dict] | None) -> str:
-    """Return a text, or messages {role, content} as a transcript; begin with HUMAN, not "Human:".
+def as_text(turns: str | dict | list[dict] | None) -> str:
+    """Return a text, or messages as a transcript; begin with HUMAN, not "Human:".
 
-    Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
+    Messages are {role, content}, or {from, value} as in ShareGPT; see ``ROLES``. Raises
+    ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """
     if turns is None:
         return ""
     is_text = isinstance(turns, str)
-    is_quoted_list = is_text and re.match(r"\s*\[\s*{.*role", turns)
+    is_quoted_list = is_text and re.match(r"\s*\[\s*{.*(role|from)", turns)
     if is_text and not is_quoted_list:
         return f"\n\n{turns}" if turns.startswith("Human:") else turns
+    if isinstance(turns, dict):
+        turns = [turns]
     try:
-        return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
-    except (AttributeError, KeyError, TypeError):  # also for a quoted list
+        parts = []
+        for turn in turns:
+            role, content = read_turn(turn)
+            if role == "system" and parts:
+                raise ValueError("a system message inside the dialogue")
+            parts.append(MARKS[role] + content)
+        return "".join(parts)
+    except (AttributeError, KeyError, TypeError, ValueError):  # also for a quoted list
         raise ValueError(
-            f"{turns!r:.80} is neither a text nor messages from {', '.join(MARKS)}; convert it."
+            f"{turns!r:.80} is neither a text nor messages like"
+            ' [{"role": "user", "content": "Hi"}] from system, user and assistant. Convert it;'
+            " write tool calls as text, and leave out images."
         ) from None
+
+
+def read_turn(turn: dict) -> tuple[str, str]:
+    """Return a message's role, a key of ``MARKS``, and its text.
+
+    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` for anything else, such as an image or
+    a tool call.
+    """
+    role = turn.get("role") or turn["from"]
+    content = turn.get("content")
+    if content is None:
+        content = turn.get("value")
+    if isinstance(content, list):  # parts {"type": "text", "text": …}
+        if any(part["type"] != "text" for part in content):
+            raise KeyError("type")
+        content = "".join(part["text"] for part in content)
+    for name, value in turn.items():
+        if name not in CONTENTS and isinstance(value, list | dict) and value:
+            raise KeyError(name)  # such as tool_calls
+    return ROLES[role.lower()], content.strip()
 
 
 def as_messages(text: str) -> list[dict]:
@@ -52,7 +95,7 @@ def as_messages(text: str) -> list[dict]:
     return messages
 
 
-def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
+def split_answer(turns: str | dict | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
     """Return (text before the last "Assistant:", that mark or "", answer after it).
 
     ``turns`` is a whole transcript, or the answer to a ``prompt``.
