@@ -3,8 +3,9 @@
     python scripts/read_log.py LOG
 
 LOG is the output folder of a training command or of trl, a run card with curves, trl's
-trainer_state.json, a TensorBoard folder, or a table in CSV or JSON lines. verl's and OpenRLHF's
-columns are known; for another trainer, pass --map FILE, formatted like
+trainer_state.json, a TensorBoard folder, a table in CSV or JSON lines, or a text with printed
+values: trl's dicts, or lines like verl's "step:1 - actor/entropy:0.5". The trainer is recognized by
+its columns, or chosen with --trainer; for one that is not known, pass --map FILE, formatted like
 rlhf_course/command_line/log_columns.yaml. Writes log.html to --output. Exits with 2 if a symptom
 is a reason to stop, or with 1 after an error.
 """
@@ -22,8 +23,8 @@ import yaml
 from rlhf_course import ppo
 from rlhf_course.command_line import exits
 from rlhf_course.command_line.log_columns import COLUMNS, is_not_finite, read_maps, rename
-from rlhf_course.command_line.log_formats import FORMATS, last_run, read_rows
-from rlhf_course.ppo.detectors import CONFIRMING, STOP, Rule, rules
+from rlhf_course.command_line.log_formats import FORMATS, last_run, read_rows, step_of
+from rlhf_course.ppo.detectors import CONFIRMING, FIRST, STOP, Rule, rules
 
 SYMPTOMS = Path(ppo.__file__).with_name("symptoms.yaml")
 HEADINGS = {
@@ -102,7 +103,8 @@ def not_finite(rows: list[dict], log: pd.DataFrame) -> list[Finding]:
     findings = []
     for number, row in enumerate(rows, 1):
         if any(is_not_finite(value) for value in row.values()):
-            findings.append(Finding(float(row.get("step", number)), STOP, "not finite"))
+            step = step_of(row)
+            findings.append(Finding(number if math.isnan(step) else step, STOP, "not finite"))
             break
     for name in log:  # run cards write NaN as null
         is_empty = log[name].isna().to_numpy()
@@ -123,6 +125,18 @@ def silent_rewards(log: pd.DataFrame) -> list[Finding]:
     return findings
 
 
+def summarize(log: pd.DataFrame) -> str:
+    """Return each column's mean over the first and over the last steps, as text."""
+    changes = []
+    for name, values in log.items():
+        known = values.dropna()
+        if len(known):
+            first = known.iloc[:FIRST].mean()
+            last = known.iloc[-FIRST:].mean()
+            changes.append(f"{name} {first:.3g} → {last:.3g}")
+    return ", ".join(changes) or "no numbers"
+
+
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "read_log.py",
@@ -132,6 +146,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("log", type=Path)
     parser.add_argument("--map", type=Path, help="YAML file with another trainer's columns")
+    parser.add_argument("--trainer", help="trainer that wrote the log, as in the file of --map")
     parser.add_argument("--output", type=Path, default=Path("build/log"))
     return parser.parse_args(arguments)
 
@@ -145,7 +160,7 @@ def main(arguments: list[str]) -> int:
     rows = last_run(read_rows(chosen.log))
     if not rows:
         raise ValueError(f"{chosen.log} has no rows. Choose {FORMATS}.")
-    trainer, log = rename(rows, maps)
+    trainer, log = rename(rows, maps, chosen.trainer)
     findings, missing = diagnose(rows, log)
 
     texts = {}
@@ -156,6 +171,7 @@ def main(arguments: list[str]) -> int:
         {"step": f"{step:g}", "level": level} | texts[symptom] for step, level, symptom in findings
     ]
     print(f"{len(log)} steps, columns of {trainer}: {', '.join(log)}")
+    print(f"From the first steps to the last: {summarize(log)}.")
     for symptom in symptoms:
         print(f"\nSince step {symptom['step']} · {symptom['level']} · {symptom['symptom']}")
         for name in ("causes", "test", "change"):
