@@ -4,6 +4,7 @@ Both are Llamas with q, k and v packed into one matrix. Baichuan2 also scales th
 head to length 1 in every forward pass (NormHead); here the weights are scaled once.
 """
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -36,6 +37,9 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
+COPIED = ("generation_config.json", "tokenizer.model")
+# Files that the Llama checkpoint replaces, or whose code it does not need.
+REPLACED = ("config.json", "tokenizer_config.json", "special_tokens_map.json", *WEIGHT_FILES)
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Options that are read from tokenizer_config.json.
 TOKENIZER_OPTIONS = (
@@ -56,9 +60,12 @@ def convert_to_llama(
 ) -> Path:
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
+    Copies ``COPIED`` unchanged: the ids of Baichuan's user and assistant tokens, and what llama.cpp
+    reads. ``report`` is called with a line that names the files that are left out.
+
     A 7B model needs 15 GB of free disk space and about 5 GB of memory (20 GB if its files cannot
     be mapped: .bin files from torch before 1.6). The target must be new or empty. By default,
-    ``norm_head`` is guessed from config.json; ``report`` is called with a line about this choice.
+    ``norm_head`` is guessed from config.json; ``report`` is also called with a line about it.
 
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model
     (ALiBi), for damaged or missing tensors, and for a tokenizer whose ids would change.
@@ -87,7 +94,24 @@ def convert_to_llama(
         save_torch_state_dict(unpack(tensors), new)
         llama.save_pretrained(new)
         tokenizer.save_pretrained(new)
+        for name in COPIED:
+            if (source / name).exists():
+                shutil.copy(source / name, new / name)
+    left_out = name_left_out(source)
+    if left_out:
+        report(f"Not copied: {', '.join(left_out)}.")
     return target
+
+
+def name_left_out(source: Path) -> list[str]:
+    """Return the source's files that are neither copied, converted nor code."""
+    names = []
+    for path in sorted(source.glob("[!.]*")):
+        is_used = path.name in (*COPIED, *REPLACED)
+        is_weights = path.suffix in (".safetensors", ".bin")
+        if path.is_file() and not (is_used or is_weights or path.suffix == ".py"):
+            names.append(path.name)
+    return names
 
 
 def llama_config(config: dict) -> LlamaConfig:
