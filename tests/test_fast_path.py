@@ -1,5 +1,7 @@
 """What makes an update fast or small changes no number; tests/on_gpu counts its waits."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,7 @@ def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
     network = make_policy(initializer_range=spread).pretrained_model
     plain = network.forward
 
+    @functools.wraps(plain)  # a signature without position_ids would fail the self-test
     def capped(*arguments, **keywords):
         output = plain(*arguments, **keywords)
         output.logits = cap * torch.tanh(output.logits / cap)

@@ -207,13 +207,13 @@ def test_a_mini_batch_leaves_out_the_columns_that_none_of_its_samples_uses():
 
 def test_mini_batch_size_bounds_the_rows_of_every_pass():
     policy, rows = make_policy(), []
-    assert policy.can_pack  # compares logits once, in passes that do not count here
+    trainer = make_trainer(
+        policy, make_policy(1), mini_batch_size=2
+    )  # its self-test does not count
     embedding = policy.pretrained_model.get_input_embeddings()
     embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     queries, responses = [torch.arange(3)] * 8, [torch.arange(4)] * 8  # equal lengths
-    make_trainer(policy, make_policy(1), mini_batch_size=2).step(
-        queries, responses, list(torch.randn(8))
-    )
+    trainer.step(queries, responses, list(torch.randn(8)))
     assert max(rows) == 2 and len(rows) == 4 + 4 * 4
 
 
@@ -223,11 +223,11 @@ def test_mini_batch_size_bounds_the_rows_of_every_pass():
 def test_the_first_pass_over_a_whole_batch_is_the_first_epochs_too(config, passes):
     """Of the policy, in three epochs: one before, and one per mini-batch of each."""
     policy, seen = make_policy(), []
-    assert policy.can_pack  # compares logits once, in passes that do not count here
+    trainer = make_trainer(policy, make_policy(1), ppo_epochs=3, **config)
     policy.pretrained_model.transformer.register_forward_pre_hook(
-        lambda module, args: seen.append(module)
+        lambda module, args: seen.append(module)  # the self-test's passes do not count
     )
-    make_trainer(policy, make_policy(1), ppo_epochs=3, **config).step(*make_samples())
+    trainer.step(*make_samples())
     assert len(seen) == passes
 
 

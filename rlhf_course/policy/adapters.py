@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead, without_dropout
 from rlhf_course.policy.save_load import check_base, read_adapter, set_adapter_weights
 
 REFERENCE = "ref"
 REWARD = "reward"
+# Initializations of LoRA that leave the base's weights as they are.
+KEEPS_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 @contextmanager
@@ -70,9 +72,14 @@ class RewardAdapter(nn.Module):
             raise ValueError(
                 f"{folder} also trains {base_keys[0]}, which belongs to the policy's base."
             )
+        for adapter in (config, *self.pretrained_model.peft_config.values()):
+            if moves_base(adapter):
+                raise ValueError(
+                    f"init_lora_weights={adapter.init_lora_weights!r} changes the base's weights,"
+                    " which policy and reward model share. Train both adapters with the default."
+                )
         config.task_type = "CAUSAL_LM"
         config.modules_to_save = None
-        config.inference_mode = True
         check_base(Path(folder), policy)
         add_frozen(self.pretrained_model, REWARD, config, weights, folder)
         self.config = copy.deepcopy(policy.config)
@@ -85,27 +92,71 @@ class RewardAdapter(nn.Module):
     def device(self) -> torch.device:
         return self.pretrained_model.device
 
-    def forward(
+    @torch.no_grad()
+    def compute_reward_score(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_
+    ) -> Tensor:
+        """Return the score head's output at each token, (B, T, 1), as TRL's method does.
+
+        A text's score is the one at its last token. A mask that pads on the left sets positions.
+        """
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        positions = {}
+        if not attention_mask[:, 0].all():
+            positions["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        with without_dropout(self):
+            return self.score(self._hidden_states(input_ids, attention_mask, **positions))
+
+    def _hidden_states(
         self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
-    ) -> SequenceClassifierOutput:
-        """Return ``logits`` (B, 1) at the last token that is not padding, as transformers does."""
+    ) -> Tensor:
+        """Return the reward model's last hidden states (B, T, H), in the score head's dtype."""
         trunk = self.pretrained_model.get_base_model().base_model  # skips the vocabulary projection
         with use_adapter(self, REWARD):
             output = trunk(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
             )
+        return output.last_hidden_state.to(self.score.weight)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
+    ) -> SequenceClassifierOutput:
+        """Return ``logits`` (B, 1) at the last token that is not padding, as transformers does."""
+        hidden = self._hidden_states(input_ids, attention_mask, **positions)
         is_token = input_ids != self.config.get_text_config().pad_token_id
         column = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = column.where(is_token, 0).argmax(1)
         row = torch.arange(len(last), device=last.device)
-        hidden = output.last_hidden_state[row, last]
-        return SequenceClassifierOutput(logits=self.score(hidden.to(self.score.weight)))
+        return SequenceClassifierOutput(logits=self.score(hidden[row, last]))
+
+
+def moves_base(config: PeftConfig) -> bool:
+    """Return whether making an adapter changes the base's weights, as PiSSA and OLoRA do."""
+    return getattr(config, "init_lora_weights", True) not in KEEPS_BASE
+
+
+def free_name(model: PeftModel, name: str) -> str:
+    """Return ``name``, with a number if the model has an adapter of this name."""
+    number = 2
+    chosen = name
+    while chosen in model.peft_config:
+        chosen = f"{name}_{number}"
+        number += 1
+    return chosen
 
 
 def add_frozen(
     model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source
 ) -> None:
-    """Add a frozen adapter with weights read from ``source``; do not activate it."""
+    """Add a frozen adapter with weights read from ``source``; do not activate it.
+
+    The base keeps its weights: an initialization such as PiSSA's, which would move them, is off.
+    """
+    config = copy.deepcopy(config)
+    config.inference_mode = True  # AdaLoRA allows one trainable adapter
+    if moves_base(config):
+        config.init_lora_weights = False
     model.add_adapter(name, config)
     set_adapter_weights(model, name, weights, source)
     model.set_requires_grad(name, requires_grad=False)

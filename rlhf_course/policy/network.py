@@ -91,6 +91,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         self.pretrained_model = pretrained_model
         self.config = pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
+        self.reference_adapter: str | None = None  # the name of a trainer's reference
         size = self.config.get_text_config().hidden_size  # OPT-350m's projection is narrower
         size = getattr(self.projection, "in_features", size)
         self.v_head = ValueHead(size, **value_head_options)

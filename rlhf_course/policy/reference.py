@@ -6,7 +6,7 @@ import warnings
 from peft.utils import get_peft_model_state_dict
 from torch import nn
 
-from rlhf_course.policy.adapters import REFERENCE, add_frozen
+from rlhf_course.policy.adapters import REFERENCE, add_frozen, free_name
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 
 
@@ -64,8 +64,9 @@ def create_reference_model(
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's copy.
+    """Add a frozen copy of the active adapter, replacing an earlier trainer's copy.
 
+    Its name, ``policy.reference_adapter``, is ``ref`` unless the user's own adapter has that name.
     Raises ``ValueError`` if base weights are also trained, because the reference would change with
     them.
     """
@@ -78,7 +79,9 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
             f"{len(trained_base)} weights of the base, such as {trained_base[0]}, are trained, and"
             " the reference shares them. Freeze them, or pass ref_model."
         )
-    if REFERENCE in model.peft_config:
-        model.delete_adapter(REFERENCE)
+    if policy.reference_adapter is not None:
+        model.delete_adapter(policy.reference_adapter)
+    name = free_name(model, REFERENCE)
     weights = get_peft_model_state_dict(model, adapter_name=source)
-    add_frozen(model, REFERENCE, copy.deepcopy(model.peft_config[source]), weights, source)
+    add_frozen(model, name, model.peft_config[source], weights, source)
+    policy.reference_adapter = name

@@ -62,8 +62,8 @@ def load_model(
         in_adapter=in_adapter,
         **kwargs,
     )
-    check_base(folder, network)
     model = get_peft_model(network, config, adapter_name)
+    check_base(folder, model)  # now: PiSSA and OLoRA change the base when the adapter is made
     set_adapter_weights(model, adapter_name, weights, source)
     return model.eval()
 

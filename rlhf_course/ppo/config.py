@@ -74,6 +74,8 @@ class PPOConfig:
     # Speedups: False uses transformers' generate, recomputes the first pass, gives each sample a
     # row of its own and unfuses Adam.
     fast: bool = True
+    # Compare sampling and scoring with a plain forward pass when the trainer is made: four passes.
+    self_test: bool = True
     # How many tokens' logits are in memory together; None means all in a mini-batch.
     logprob_chunk_size: int | None = number(None, at_least=1)
 

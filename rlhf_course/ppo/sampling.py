@@ -9,9 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from rlhf_course.policy.network import accepts_argument, without_dropout
-from rlhf_course.ppo.checks import check_length, token_ids
+from rlhf_course.ppo.checks import check_length, token_ids, warn_about_queries
+from rlhf_course.ppo.settings import end_tokens, normalize
+from rlhf_course.ppo.settings import pad_token_id as pad_token_id
 
 # Tokens between two checks for finished rows.
 CPU_SYNC = 1
@@ -47,24 +50,19 @@ def generate(
 ) -> list[Tensor]:
     """Sample one response per query, in one left-padded batch; return the response token ids.
 
-    Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
-    stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If ``fast``
-    is set and the settings keep the model's distribution, :func:`sample` samples; otherwise
-    transformers does.
+    Row i ends after ``lengths[i]`` tokens (default: see :func:`normalize`) or after its first EOS,
+    which stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If
+    ``fast`` is set and the settings keep the model's distribution, :func:`sample` samples;
+    otherwise transformers does.
 
     Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` if a
-    response may need more positions than the model has.
+    response may need more positions than the model has, or if a setting cannot be honored.
     """
-    settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
-    if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
-        del settings["min_length"]
     queries = token_ids(model.vocab_size, "query", queries)
-    if lengths and min(lengths) < 1:
-        raise ValueError("A response needs at least 1 token. Raise the length sampler's minimum.")
-    # 0 is no limit, except for transformers' own settings.
-    limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
-    longest_query = max(len(query) for query in queries)
-    check_length(longest_query + int(limits.max()), model.config)
+    warn_about_queries(queries, tokenizer)
+    settings, limits = normalize(model, tokenizer, queries, lengths, settings)
+    both = [len(query) + limit for query, limit in zip(queries, limits.tolist(), strict=True)]
+    check_length(max(both), model.config)
     input_ids = pad_sequence(
         queries, batch_first=True, padding_value=settings["pad_token_id"], padding_side="left"
     ).to(model.device)
@@ -96,7 +94,8 @@ def sample(
 ) -> Tensor:
     """Sample responses (B, longest) token by token, arbitrary after a row's end.
 
-    Finished rows leave the batch early: ``rows`` has the numbers of those that remain. Raises
+    Finished rows leave the batch early if the cache allows: ``rows`` has the numbers of those that
+    remain. Raises
     ``FloatingPointError`` for probabilities that are not finite.
     """
     device = input_ids.device
@@ -110,7 +109,8 @@ def sample(
     # Of the whole query at first, (B, T); then of one token per row, (B, 1).
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     visible = pad(attention_mask, (0, longest), value=1)
-    settings = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
+    cache = DynamicCache(config=model.config)
+    settings = {"past_key_values": cache, "use_cache": True}
     takes_positions = accepts_argument(model, "position_ids")
     check_every = CPU_SYNC if input_ids.is_cpu else GPU_SYNC
     for t in range(longest):
@@ -129,14 +129,26 @@ def sample(
             keep = is_running.nonzero().squeeze(1)
             if not len(keep):
                 break
-            if len(keep) <= WORTH_DROPPING * len(rows):
-                settings["past_key_values"].batch_select_indices(keep)
+            if len(keep) <= WORTH_DROPPING * len(rows) and can_select_rows(cache):
+                cache.batch_select_indices(keep)
                 rows = rows[keep]
                 is_running = is_running[keep]
                 input_ids = input_ids[keep]
                 positions = positions[keep]
                 visible = visible[keep]
     return responses
+
+
+def can_select_rows(cache: DynamicCache) -> bool:
+    """Return whether ``batch_select_indices`` cuts all of a cache's states to some rows.
+
+    transformers does not cut the recurrent states of hybrid models, such as LFM2 and Falcon-H1.
+    """
+    return all(
+        hasattr(layer, "batch_select_indices")
+        and not isinstance(layer, LinearAttentionCacheLayerMixin)
+        for layer in cache.layers
+    )
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -164,14 +176,7 @@ def generate_with_transformers(
     settings: dict,
 ) -> Tensor:
     """Return responses (B, R) from transformers' ``generate``, which has more settings."""
-    if settings.get("num_return_sequences", 1) != 1:
-        raise ValueError("num_return_sequences must be 1. For more responses, repeat queries.")
-    stops = {"stop_strings", "stopping_criteria"}.intersection(settings)
-    if stops:
-        raise ValueError(f"{stops} would add EOS that was not sampled. Set eos_token_id instead.")
     settings = dict(settings)
-    if "top_k" in settings:
-        settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
     if limits.any():
         settings["max_new_tokens"] = int(limits.max())
     if begin_suppress:
@@ -189,24 +194,6 @@ def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
     if not logits.logsumexp(-1).isfinite().all():
         raise FloatingPointError(NOT_FINITE)
     return logits
-
-
-def end_tokens(model, settings: dict) -> Tensor:
-    """Return the ids (n,) of tokens that end a response; a chat model's config lists several."""
-    saved = getattr(model.pretrained_model, "generation_config", None)
-    default = getattr(saved, "eos_token_id", None) or model.config.eos_token_id
-    eos = settings.get("eos_token_id", default)
-    if eos is None:
-        eos = []
-    return torch.tensor(eos, dtype=torch.long, device=model.device).view(-1)
-
-
-def pad_token_id(tokenizer) -> int:
-    """Return the id of the padding token, or of EOS if the tokenizer has no padding token."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return token
-    raise ValueError("The tokenizer has no pad and no EOS token; set tokenizer.pad_token.")
 
 
 # Values that keep the sampled and the scored distribution equal, as None always does.

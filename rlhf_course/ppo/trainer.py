@@ -16,17 +16,25 @@ from torch.utils.data import DataLoader
 
 from rlhf_course.data import collate
 from rlhf_course.data.reviews import LengthSampler
-from rlhf_course.policy.adapters import REFERENCE, use_adapter
+from rlhf_course.policy.adapters import use_adapter
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.reference import make_reference
 from rlhf_course.policy.save_load import VALUE_HEAD_PREFIX, check_vocabulary
 from rlhf_course.ppo import update
 from rlhf_course.ppo.algorithm import AdaptiveKLController, FixedKLController, RunningMoments
-from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
+from rlhf_course.ppo.checks import (
+    as_rows,
+    check_samples,
+    drop_masked,
+    stack_scores,
+    warn_about_samples,
+)
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.detectors import Detectors
 from rlhf_course.ppo.rollout import Outputs, Samples
-from rlhf_course.ppo.sampling import end_tokens, generate, pad_token_id
+from rlhf_course.ppo.sampling import generate
+from rlhf_course.ppo.self_test import check_policy
+from rlhf_course.ppo.settings import end_tokens, pad_token_id
 from rlhf_course.runtime import tracking
 
 # One copy of the model per process.
@@ -77,6 +85,8 @@ class PPOTrainer:
         self.model, self.ref_model, self.optimizer = prepare_models(
             self.accelerator, config, model, ref_model, tokenizer, optimizer
         )
+        if config.self_test:
+            check_policy(self.policy, config, self.accelerator)
         self.dataset = dataset
         self.dataloader = None
         if dataset is not None:
@@ -104,17 +114,20 @@ class PPOTrainer:
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors.
         ``batch_size`` queries (default: all) run at a time, each with its own token limit from
-        ``length_sampler``. If not ``return_prompt``, return only the response tokens, as ``step``
-        expects. PPO needs transformers' ``do_sample=True, top_k=0, top_p=1.0``.
+        ``length_sampler``. ``attention_mask`` has a row per query; tokens with 0 are left out. If
+        not ``return_prompt``, return only the response tokens, as ``step`` expects. PPO needs
+        transformers' ``do_sample=True, top_k=0, top_p=1.0``.
         """
         is_single = isinstance(query_tensor, Tensor)
         if is_single and query_tensor.numel() != query_tensor.shape[-1]:
             raise ValueError(f"{tuple(query_tensor.shape)} is not 1-D; pass a list of queries.")
-        queries = [query_tensor.reshape(-1)] if is_single else list(query_tensor)
+        queries = [query_tensor.reshape(-1)] if is_single else as_rows("query", query_tensor)
+        masks = generation_kwargs.pop("attention_mask", None)
+        visible = queries if masks is None else drop_masked(queries, masks)
         lengths = None if length_sampler is None else [length_sampler() for _ in queries]
 
         def sample(model) -> list[Tensor] | Tensor:
-            responses = self._sample(model, queries, lengths, batch_size, generation_kwargs)
+            responses = self._sample(model, visible, lengths, batch_size, generation_kwargs)
             if return_prompt:
                 responses = [
                     torch.cat([torch.as_tensor(query).to(response.device), response])
@@ -225,7 +238,7 @@ class PPOTrainer:
         """Return a context manager for the reference: a model, or the policy's frozen adapter."""
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
-        return use_adapter(self.policy, REFERENCE)
+        return use_adapter(self.policy, self.policy.reference_adapter)
 
     def log_stats(
         self,
