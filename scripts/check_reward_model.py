@@ -31,6 +31,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help="folder or Hub id of the reward model")
     parser.add_argument("--pairs", required=True, help="folder or Hub id of preference pairs")
     parser.add_argument("--data_dir", help="subfolder of the dataset")
+    parser.add_argument(
+        "--columns", help="columns, such as prompt=question,chosen=response_j,rejected=response_k"
+    )
     parser.add_argument("--split", default="test", help="pairs not used in training")
     parser.add_argument("--limit", type=int, default=1000, help="maximum number of pairs")
     parser.add_argument("--label", help="label whose logit is the score")
@@ -171,7 +174,7 @@ def main(arguments: list[str]) -> int:
         raise FileExistsError(
             f"{old} is not a check-up of {chosen.model}. Choose another --output."
         )
-    pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
+    pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir, chosen.columns)
     pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
     print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")
     probes = load_probes(chosen.probes)

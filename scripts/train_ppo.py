@@ -205,7 +205,8 @@ def load_prompts(tokenizer, chosen: Options, settings: Settings) -> tuple[Datase
     with PartialState().main_process_first():  # other processes reuse these files
         dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     count = settings.train_subset
-    pairs, _ = load_pairs(dataset, f"train[:{count}]" if count else "train", chosen.data_dir)
+    split = f"{chosen.split}[:{count}]" if count else chosen.split
+    pairs, _ = load_pairs(dataset, split, chosen.data_dir, chosen.columns)
     prompts = list(dict.fromkeys(pairs["prompt"]))
     base_checks.warn_about_texts(tokenizer, prompts)
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
@@ -236,7 +237,7 @@ def hold_out_prompts(
 ) -> tuple[list[dict], list[dict]]:
     """Return (training prompts, held-out prompts), at most ``--eval_prompts`` of them.
 
-    Held-out prompts are those of the test split that are not in ``rows``. If the split has fewer
+    Held-out prompts are those of ``--eval_split`` that are not in ``rows``. If the split has fewer
     than four of them, a tenth of ``rows`` is held out instead.
     """
     count = chosen.eval_prompts
@@ -244,10 +245,10 @@ def hold_out_prompts(
         return rows, []
     known = {row["query"] for row in rows}
     try:
-        test, _ = load_pairs(dataset, "test", chosen.data_dir)
+        test, _ = load_pairs(dataset, chosen.eval_split, chosen.data_dir, chosen.columns)
         unseen = [prompt for prompt in dict.fromkeys(test["prompt"]) if prompt not in known]
     except ValueError as error:
-        if not str(error).startswith("Unknown split"):
+        if chosen.eval_split != "test" or not str(error).startswith("Unknown split"):
             raise
         unseen = []
     held_out = fitting_prompts(tokenizer, unseen, longest)

@@ -63,6 +63,13 @@ class ScriptArguments:
     preset: str = option("tiny", command_presets.HELP)
     dataset: str | None = option(None, "preference pairs: a folder or hub id")
     data_dir: str | None = option(None, "subfolder of the dataset")
+    columns: str | None = option(
+        None, "its columns, such as prompt=question,chosen=response_j,rejected=response_k"
+    )
+    split: str = option("train", "split to train on")
+    eval_split: str = option(
+        "test", "split that is held out; without a split test, a tenth of --split"
+    )
     train_subset: int | None = option(None, "pairs to train on")
     eval_subset: int | None = option(None, "pairs held out")
     audit_prompts: int = option(300, "held-out prompts in the audit")
@@ -83,28 +90,28 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     """Return training pairs, held-out pairs, and numbers of dropped pairs by split and reason.
 
-    If there is no test split, a tenth of the prompts, with all their pairs, are held out.
+    If there is no split test, a tenth of the prompts, with all their pairs, are held out.
     """
 
     def load(split: str, count: int | None):
         rows = f"{split}[:{count}]" if count else split
-        pairs, report = load_pairs(dataset, rows, script.data_dir)
+        pairs, report = load_pairs(dataset, rows, script.data_dir, script.columns)
         print(f"{split}: {len(pairs)} pairs; dropped: {describe(report)}.")
         return pairs, report
 
-    train, dropped = load("train", script.train_subset)
+    train, dropped = load(script.split, script.train_subset)
     try:
-        held_out, dropped_test = load("test", script.eval_subset)
+        held_out, dropped_test = load(script.eval_split, script.eval_subset)
     except ValueError as error:
-        if not str(error).startswith("Unknown split"):
+        if script.eval_split != "test" or not str(error).startswith("Unknown split"):
             raise
         train, held_out = hold_out(train, 0.1, seed)
         dropped_test = {}
         if script.eval_subset:
             held_out = held_out.select(range(min(len(held_out), script.eval_subset)))
         print(
-            f"{dataset} has no test split: {len(held_out)} pairs of the train split are held out,"
-            " by prompt."
+            f"{dataset} has no test split: {len(held_out)} pairs of the {script.split} split are"
+            " held out, by prompt."
         )
     shared = len(distinct(train) & distinct(held_out))
     if shared:
@@ -229,7 +236,8 @@ def prepare_data(script: ScriptArguments, config, model_args, settings: Settings
     """Return the dataset's and base's places, both splits, counts of dropped pairs, tokenizer."""
     settings.model = command_presets.find_real_model(settings.model)
     with PartialState().main_process_first():  # other processes reuse these files
-        assets = prepare_reward_model(settings, model_args.model_revision)
+        reading = {"split": script.split, "columns": script.columns}
+        assets = prepare_reward_model(settings, model_args.model_revision, reading)
     train, held_out, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)
     base_checks.warn_about_texts(tokenizer, train["chosen"][: base_checks.COMPARED])

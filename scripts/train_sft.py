@@ -5,7 +5,7 @@
     python scripts/train_sft.py --config my.yaml --output_dir runs/a --resume_from_checkpoint true
 
 The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
-with convert_baichuan.py). The data must have the columns of HC3 or of an instruction dataset.
+with convert_baichuan.py). The data must have questions and answers, messages, or HC3's columns.
 Training uses LoRA; --use_peft false trains all weights. Writes model/ (adapter or model),
 metrics.json, checkpoints/, log.jsonl (statistics), evaluations.jsonl (held-out loss) and
 texts.jsonl (sampled answers) to --output_dir. --help lists this script's options first, and
@@ -71,6 +71,8 @@ class ScriptArguments:
     dataset: str | None = option(None, "questions and answers: a folder or hub id")
     data_dir: str | None = option(None, "subfolder of a dataset folder")
     data_files: str | None = option(None, "files of the dataset")
+    columns: str | None = option(None, "its columns, such as prompt=question,answer=response")
+    split: str = option("train", "split to use")
     subset: int | None = option(None, "rows to use, from the start")
     eval_share: float = option(0.05, "held-out share of the questions")
     max_new_tokens: int = option(48, "longest sampled answer in texts.jsonl, tokens")
@@ -189,9 +191,9 @@ def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple
 
     The numbers are by reason. The prompts are a few held-out ones, as texts.
     """
-    split = f"train[:{script.subset}]" if script.subset else "train"
+    split = f"{script.split}[:{script.subset}]" if script.subset else script.split
     place, data_files = place_data(script, dataset)
-    answers, dropped = load_answers(place, split, data_files)
+    answers, dropped = load_answers(place, split, data_files, script.columns)
     base_checks.warn_about_texts(tokenizer, answers["prompt"][: base_checks.COMPARED])
     train, held_out = hold_out(answers, script.eval_share, config.seed)
     prompts = list(dict.fromkeys(held_out["prompt"]))

@@ -212,7 +212,7 @@ def test_bad_options_end_with_a_sentence(given, message, fails):
     ("given", "message"),
     [
         ("--dataset=./nowhere", "No dataset folder at ./nowhere"),
-        ("--dataset=NAMED", "No column chatgpt_answers or human_answers"),
+        ("--dataset=NAMED", "No column answer in"),
         ("--dataset=ONE", "1 questions are too few to hold out 1"),
         ("--data_files=no.jsonl", "no.jsonl"),
         ("--model_name_or_path=./nowhere", "nowhere"),

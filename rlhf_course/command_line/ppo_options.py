@@ -32,6 +32,11 @@ class Options:
     )
     reward_adapter: str | None = option(None, "folder of an adapter with a score head")
     data_dir: str | None = option(None, "subfolder of --dataset")
+    columns: str | None = option(
+        None, "columns of preference pairs, such as prompt=question,chosen=response_j"
+    )
+    split: str = option("train", "split of the pairs whose prompts are used")
+    eval_split: str = option("test", "split of the pairs whose prompts are held out")
     output: str = option("build/train_ppo", "output folder of the run")
     seed: int = option(0, "seed")
     save_every: int = option(50, "steps between checkpoints")
@@ -85,6 +90,11 @@ def check(chosen: Options) -> None:
         )
     if chosen.quantization and not chosen.reward_adapter:
         raise ValueError("--quantization needs adapters. Omit it, or pass --reward_adapter.")
+    for name in ("columns", "split", "eval_split"):
+        if getattr(chosen, name) != getattr(Options, name) and not chosen.reward_adapter:
+            raise ValueError(
+                f"--{name} is for preference pairs. Omit it, or pass --reward_adapter."
+            )
     if chosen.eval_prompts < 0:
         raise ValueError(f"--eval_prompts must be at least 0; got {chosen.eval_prompts}.")
     for name, folder in folders.items():

@@ -21,13 +21,18 @@ LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": 
 SFT_ADAPTER = ROOT / "models/baichuan-mini-sft"
 
 
-def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
+def prepare_reward_model(
+    settings: Settings, revision: str | None = None, reading: dict | None = None
+) -> SimpleNamespace:
     """Return notebook 01's dataset (pairs) and model as folders or hub ids; build them if needed.
 
+    ``reading`` has load_pairs's ``split`` and ``columns``, where these are not the defaults.
     Raises ``ValueError`` if no dataset is named; so does :func:`prepare_chat`.
     """
     check_named(settings, dataset="chosen and rejected")
     dataset = str(build_dialogues()) if settings.dataset == "offline" else settings.dataset
+    usual = {"split": "train", "columns": None}
+    unusual = {name: x for name, x in (reading or {}).items() if x != usual[name]}
     if settings.model == "scratch":
         base = cached(
             "reward-base",
@@ -39,6 +44,7 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
             n_embd=settings.n_embd,
             base_steps=settings.base_steps,
             max_length=settings.max_length,
+            **unusual,  # the defaults are not in the cache's key
         )
         model = str(base)
     else:
@@ -131,9 +137,11 @@ def _reward_base(
     n_embd: int,
     base_steps: int,
     max_length: int,
+    split: str = "train",
+    columns: str | None = None,
 ) -> None:
     """Pretrain a small GPT-2 on the dialogues, for a reward model to start from."""
-    pairs, _ = load_pairs(data, "train", data_dir)
+    pairs, _ = load_pairs(data, split, data_dir, columns)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that the final EOS is trained
