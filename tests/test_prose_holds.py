@@ -62,6 +62,7 @@ GENERAL = {  # beginnings of sentences that define, cite or argue, and state no 
         "Near the ceiling",
     ),
     "04": (
+        "A check limits the rise",
         "Here PPO tunes the model so that",
         "The published +1.22 shows",
         "With samples from another distribution",
@@ -403,6 +404,9 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         ),
         "If a policy writes what the reference finds unlikely": lambda run: (
             run.metric("perplexity_after") > run.metric("perplexity_before")
+        ),
+        "With the `tiny` preset, the loss on reviews rises": lambda run: (
+            run.metric("added_loss") > run.metric("added_loss_ci")
         ),
         "With the `tiny` preset, only a small share of the weights": lambda run: (
             0 <= run.metric("share moved in bfloat16") < 0.2

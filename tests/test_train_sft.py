@@ -193,7 +193,10 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--preset=huge"], "Unknown preset 'huge'; choose one of tiny, scratch, full"),
+        (
+            ["--preset=huge"],
+            "Unknown preset 'huge' for 05_lora_rlhf_baichuan; choose one of tiny, scratch, full",
+        ),
         (["--preset=scratch"], "--preset scratch needs --dataset"),
         (["--max_lenght=3"], "--max_lenght=3"),
         (["--subset=0"], "takes a whole number of at least 1"),
