@@ -21,7 +21,7 @@ from builders import invalid, write_json
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert
 from rlhf_course.baichuan.convert import convert_to_llama
@@ -213,6 +213,21 @@ def test_a_sentence_for_what_cannot_be_converted(tmp_path, source, case):
     with invalid(sentence):
         convert_to_llama(source, tmp_path / "target", **SILENT)
     assert not (tmp_path / "target").exists()
+
+
+def test_generation_settings_and_the_tokenizers_file_are_kept(tmp_path, source, capsys):
+    generation = {"user_token_id": 195, "assistant_token_id": 196, "do_sample": True, "top_k": 5}
+    write_json(source / "generation_config.json", generation)
+    (source / "added_tokens.json").write_text("{}")
+    folder = convert_to_llama(source, tmp_path / "llama")
+    for name in convert.COPIED:
+        assert (folder / name).read_bytes() == (source / name).read_bytes()
+    assert "Not copied: added_tokens.json." in capsys.readouterr().out
+    text = "你好 world 12345"
+    expected = convert.read_tokenizer(source, convert.read_config(source))(text)["input_ids"]
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == expected
+    loaded = AutoModelForCausalLM.from_pretrained(folder).generation_config
+    assert loaded.user_token_id == 195 and loaded.top_k == 5
 
 
 def test_a_target_that_holds_something_is_left_alone(tmp_path, source):

@@ -124,6 +124,8 @@ def test_a_resumed_run_keeps_the_rows_before_it(run):
     assert "The run resumes at step 16" in said and "30 steps" in said
     code, said = run(lines(row(step) for step in [*STEPS, *range(1, 11)]))
     assert "Steps restart at row 31" in said and "10 steps" in said
+    code, said = run(lines(row(step) for step in STEPS for _ in range(2)))
+    assert "Several rows have the same step" in said and "30 steps" in said
 
 
 def test_a_table_exported_from_wandb(run):

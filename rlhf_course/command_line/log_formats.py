@@ -229,7 +229,10 @@ def last_run(rows: list[dict]) -> list[dict]:
         elif kept:
             print(f"The run resumes at step {steps[start]:g}: rows that it repeats are ignored.")
         kept = [*before, *range(start, end)]
-    return [rows[index] for index in kept]
+    kept_rows = [rows[index] for index in kept]
+    if repeats(kept_rows, [steps[index] for index in kept]):
+        print("Several rows have the same step and columns: the first is used. Is this one run?")
+    return kept_rows
 
 
 def repeats(rows: list[dict], steps: list[float]) -> bool:
