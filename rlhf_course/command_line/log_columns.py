@@ -62,6 +62,9 @@ def rename(
     for name, spread in log.filter(regex="^rewards/.*/std$").items():  # GRPO's reward functions
         columns[name] = spread
         used.add(name)
+    values_per_step = texts[sorted(used)].groupby(level=0).count()
+    if (values_per_step > 1).any(axis=None):
+        print("Several rows have the same step and columns: the first is used. Is this one run?")
     unused = [name for name in log.columns if name not in used and name not in (*STEPS, *TIMES)]
     if unused:
         print(f"Not used: {shorten(unused)}. Map a column with --map FILE.")

@@ -229,10 +229,7 @@ def last_run(rows: list[dict]) -> list[dict]:
         elif kept:
             print(f"The run resumes at step {steps[start]:g}: rows that it repeats are ignored.")
         kept = [*before, *range(start, end)]
-    kept_rows = [rows[index] for index in kept]
-    if repeats(kept_rows, [steps[index] for index in kept]):
-        print("Several rows have the same step and columns: the first is used. Is this one run?")
-    return kept_rows
+    return [rows[index] for index in kept]
 
 
 def repeats(rows: list[dict], steps: list[float]) -> bool:
