@@ -94,7 +94,7 @@ def plain_logprobs(policy, ids: Tensor) -> Tensor:
 
 def compare(policy, ids: Tensor, plain: Tensor, config: PPOConfig) -> list[Difference]:
     """Compare sampling and ``step`` with the plain pass, causes first."""
-    long = max(2, len(ids) - 3)  # the plain pass goes on behind both queries
+    long = max(2, len(ids) - 3)  # the plain pass continues after both queries
     short = long // 2
     first, second = sampler_logprobs(policy, ids, [long, short])
     differences = [
