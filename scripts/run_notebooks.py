@@ -332,7 +332,12 @@ def report(results: dict[str, str], chosen: argparse.Namespace) -> None:
     try:
         run_report.add_results(chosen.output, results)
         entries = run_report.write([chosen.output], target)
-        run_report.show([entry for entry in entries if entry["name"] in results])
+        of_this_run = [  # subfolders may have other runs' cards
+            entry
+            for entry in entries
+            if entry["name"] in results and entry["folder"].resolve() == chosen.output
+        ]
+        run_report.show(of_this_run)
     except OSError as error:  # no notebook ran, or the disk is full
         print(f"No report was written. {error}", file=sys.stderr)
     print(f"Results are in {chosen.output}\nOpen next: {target}")
