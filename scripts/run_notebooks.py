@@ -332,10 +332,11 @@ def report(results: dict[str, str], chosen: argparse.Namespace) -> None:
     try:
         run_report.add_results(chosen.output, results)
         entries = run_report.write([chosen.output], target)
-        of_this_run = [  # subfolders may have other runs' cards
+        folder = run_report.run_folder(chosen.output)  # subfolders may have other runs' cards
+        of_this_run = [
             entry
             for entry in entries
-            if entry["name"] in results and entry["folder"].resolve() == chosen.output
+            if entry["name"] in results and entry["folder"].resolve() == folder
         ]
         run_report.show(of_this_run)
     except OSError as error:  # no notebook ran, or the disk is full

@@ -78,8 +78,7 @@ def read(path: Path, target: Path) -> dict:
     problem = _results(results).get(path.stem, "")
     if problem and path.exists() and path.stat().st_mtime > results.stat().st_mtime:
         problem = ""  # the notebook was run again, cell by cell
-    while folder.name in ("run_cards", "build"):  # the runner's own folders
-        folder = folder.parent
+    folder = run_folder(folder)
     name = path.stem
     if path.name == LOG:
         name = folder.name
@@ -249,6 +248,13 @@ def name_people(entries: list[dict]) -> None:
             entry["who"] = "/".join(entry["folder"].parts[-depth:])
         if len({(entry["who"], entry["name"]) for entry in entries}) == len(entries):
             return
+
+
+def run_folder(folder: Path) -> Path:
+    """Return a run's folder without the runner's own folders at its end."""
+    while folder.name in ("run_cards", "build"):
+        folder = folder.parent
+    return folder
 
 
 def show(entries: list[dict]) -> None:
