@@ -147,3 +147,15 @@ def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_pat
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
     assert links and all((ROOT / "notebooks/scratch" / target).exists() for target in links)
+
+
+@pytest.mark.parametrize("folder", ["scratch", "small"])
+def test_the_links_of_recorded_notebooks_lead_somewhere(folder):
+    for file in (ROOT / "notebooks" / folder).glob("*.ipynb"):
+        cells = nbformat.read(file, as_version=4).cells
+        prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
+        if folder == "scratch":  # recorded when the pages were in site/
+            links = [target.replace("../../site/", "../../docs/") for target in links]
+        assert links
+        assert not [target for target in links if not (file.parent / target).exists()]

@@ -80,8 +80,8 @@ def move_to_subfolder(notebook: NotebookNode, chosen: Namespace) -> None:
     run_parameters = {"preset": chosen.preset, "overrides": chosen.overrides}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
-            cell.source = cell.source.replace(f"]({chosen.preset}/", "](")
+            cell.source = re.sub(r"\]\((?![a-z]+:|#)", "](../", cell.source)  # relative links
+            cell.source = cell.source.replace(f"](../{chosen.preset}/", "](")
         elif "parameters" in cell.metadata.get("tags", []):
             lines = []
             for line in cell.source.splitlines():
