@@ -81,7 +81,10 @@ def rebuild(folder: Path, inputs: list[str]):
     places = vars(settings) | vars(options) | {"base": train_ppo.shared_base(options)}
     for name, before in recorded["inputs"].items():
         place = places[name]
-        if before != place and (place is None or before != fingerprint(shipped(place))):
+        is_same = before == place
+        if not is_same and place is not None:
+            is_same = before == fingerprint(shipped(place))
+        if not is_same:
             raise ValueError(f"--{name} {place} differs from {folder}'s. Pass the run's input.")
     build = train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb
     run = build(options, settings)

@@ -135,6 +135,9 @@ def test_a_table_exported_from_wandb(run):
     assert "30 steps" in run(text.replace(",", ";"), "panel.csv")[1]
     code, said = run(text.replace("run - train/reward_std", "b - train/reward_std"), "panel.csv")
     assert code == 1 and "it has several runs: b, run" in said
+    two_runs = "Step,a - 1 - reward,a - 2 - reward\n1,0.5,0.6\n"
+    code, said = run(two_runs, "panel.csv")
+    assert code == 1 and "it has several runs: a - 1, a - 2" in said
 
 
 def test_minimind_and_deepspeed_console_lines(run):

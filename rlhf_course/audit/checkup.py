@@ -132,11 +132,11 @@ def _score_pairs(score: Score, pairs: Dataset) -> pd.DataFrame:
     rejected_length = np.array([len(text) for text in rejected])
     mean_length = ((chosen_length + rejected_length) / 2).clip(min=1)
     table["longer"] = (chosen_length - rejected_length) / mean_length
-    table["right"] = _half_for_ties(table["chosen"] - table["rejected"])
+    table["right"] = _wins(table["chosen"] - table["rejected"])
     return table
 
 
-def _half_for_ties(difference) -> np.ndarray:
+def _wins(difference) -> np.ndarray:
     """Return 1 for a positive, ½ for a zero, and 0 for a negative difference."""
     return (np.sign(np.asarray(difference)) + 1) / 2
 
@@ -162,7 +162,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
         chosen_counts = 1 + first[~inside].sum(0)
         rejected_counts = 1 + second[~inside].sum(0)
         odds = np.log(chosen_counts / rejected_counts)
-        right[inside] = _half_for_ties((first[inside] - second[inside]) @ odds)
+        right[inside] = _wins((first[inside] - second[inside]) @ odds)
     return right
 
 
@@ -180,7 +180,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
         )
     ]
     baselines = {
-        "the longer answer wins": (_half_for_ties(table["longer"]), STOP),
+        "the longer answer wins": (_wins(table["longer"]), STOP),
         "a bag of words": (by_words, WATCH),
     }
     for name, (baseline, level) in baselines.items():
@@ -239,7 +239,8 @@ def _alone(score: Score, table: pd.DataFrame, prompts: list[str], answers: list[
     alone = [
         float(score([prompt], [answer])[0]) for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    gap = np.abs(table["chosen"].to_numpy()[: len(alone)] - alone).max()
+    in_batch = table["chosen"].to_numpy()[: len(alone)]
+    gap = np.abs(in_batch - alone).max()
     level = FINE if gap <= 1e-3 * max(1.0, table["chosen"].std()) else STOP
     advice = "a score depends on the padding or on what else is in the batch"
     return Finding("Same score alone and in a batch?", f"largest gap {gap:.0e}", level, advice)

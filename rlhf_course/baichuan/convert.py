@@ -227,9 +227,10 @@ def _load_tensors(source: Path) -> dict[str, Tensor]:
     present = [source / name for name in WEIGHT_FILES if (source / name).is_file()]
     if not present:
         raise ValueError(f"{source} has no weights, such as {WEIGHT_FILES[0]}. Download it again.")
-    files = present[:1]
-    if files[0].suffix == ".json":
-        weight_map = read_json(files[0])["weight_map"]  # tensor name: file name
+    first = present[0]  # WEIGHT_FILES is in order of preference
+    files = [first]
+    if first.suffix == ".json":
+        weight_map = read_json(first)["weight_map"]  # tensor name: file name
         files = [source / name for name in sorted(set(weight_map.values()))]
     tensors = {}
     for file in files:

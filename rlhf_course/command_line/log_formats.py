@@ -111,10 +111,10 @@ def read_table(log: Path) -> list[dict]:
     several runs.
     """
     header = log.read_text("utf-8").partition("\n")[0]
-    separator = max(",;\t", key=header.count)
+    separator = max(",;\t", key=header.count)  # the most frequent of the three
     table = pd.read_csv(log, dtype=str, keep_default_na=False, sep=separator)
     table = table[[name for name in table if not name.endswith(("__MIN", "__MAX"))]]
-    runs = {name.partition(" - ")[0] for name in table if " - " in name}
+    runs = {name.rpartition(" - ")[0] for name in table if " - " in name}
     if len(runs) > 1:
         raise ValueError(f"it has several runs: {', '.join(sorted(runs))}. Export one of them.")
     table = table.rename(columns=lambda name: name.rpartition(" - ")[2])

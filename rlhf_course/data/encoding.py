@@ -84,7 +84,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str], form: str | None = None) -> li
         if not text.rstrip().endswith(ASSISTANT):
             rows.append(tokenizer(text)["input_ids"])
             continue
-        question = as_messages(text)[:-1]
+        *question, _ = as_messages(text)  # without the empty answer
         # enable_thinking=False: Qwen3's template then opens no thought.
         ids = tokenizer.apply_chat_template(
             question, add_generation_prompt=True, enable_thinking=False, return_dict=False
@@ -117,8 +117,9 @@ def check_template(tokenizer) -> None:
     """Raise ``ValueError`` for a chat template that does not end turns with EOS."""
     if not tokenizer.chat_template:
         return
-    talk = f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"
-    if end_token(tokenizer) not in prompt_ids(tokenizer, [talk])[0]:
+    # EOS must close the first answer before the second question.
+    dialogue = f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"
+    if end_token(tokenizer) not in prompt_ids(tokenizer, [dialogue])[0]:
         raise ValueError(
             f"The chat template does not end turns with EOS, {tokenizer.eos_token}: correct"
             " eos_token in tokenizer_config.json."

@@ -71,7 +71,8 @@ def load_pairs(
         chosen, rejected = sides
         pair = {"prompt": chosen[0] + ASSISTANT, "chosen": chosen[2], "rejected": rejected[2]}
         others = {name: value for name, value in row.items() if name not in pair}
-        yield pair | others, find_fault(chosen, rejected)
+        fault = find_fault(chosen, rejected)
+        yield pair | others, fault
 
     pairs, report = keep_usable(rows, parse, FAULTS, where, ADVICE)
     check_templates(pairs["prompt"][:], where)

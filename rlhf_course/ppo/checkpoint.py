@@ -36,8 +36,11 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     state["setup"] = setup_of(trainer)
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    pattern = str(target.with_name("checkpoint-*"))
-    earlier = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
+    earlier = [
+        path
+        for path in trainer.checkpoints
+        if path != target and path.parent == target.parent and path.name.startswith("checkpoint-")
+    ]
     trainer.checkpoints = [*earlier, target]
     while len(trainer.checkpoints) > max(keep, 1):
         remove_checkpoint(trainer.checkpoints.pop(0))
@@ -83,9 +86,10 @@ def check_fits(trainer, state: dict, folder: Path) -> None:
 def setup_of(trainer) -> dict:
     """Return the properties that a resumed run must share with its checkpoint."""
     schedule = trainer.lr_scheduler
+    reference = trainer.ref_model or trainer.policy  # with LoRA, the policy's frozen base
     return {
         "processes": trainer.accelerator.num_processes,
-        "reference": base_fingerprint(trainer.ref_model or trainer.policy),
+        "reference": base_fingerprint(reference),
         "optimizer": type(trainer.optimizer.optimizer).__name__,
         "schedule": type(schedule).__name__ if schedule else "none",
     }
