@@ -139,7 +139,8 @@ def test_train_ppo_reads_the_template(tokenizer, tmp_path):
     rows = [{"prompt": f"{i}?", "chosen": "Yes.", "rejected": "No."} for i in range(3)]
     folder = write_rows(tmp_path / "pairs", rows, "train.jsonl")
     settings = load_preset("05_lora_rlhf_baichuan", "full", {"dataset": str(folder)})
-    prompts = train_ppo.load_prompts(tokenizer, settings)
+    chosen = train_ppo.Options(reward_adapter="reward", output="out", eval_prompts=0)
+    prompts, _ = train_ppo.load_prompts(tokenizer, chosen, settings)
     expected = [rendered(tokenizer, as_prompt(row["prompt"])) for row in rows]
     assert [ids.tolist() for ids in prompts["input_ids"]] == expected
 

@@ -42,8 +42,10 @@ def at_full(tmp_path_factory):
 
 def test_full_reads_the_problems_and_writes_the_template(at_full):
     problem = at_full["held_out"][0]
-    assert problem["question"].startswith("<|im_start|>system\n")
-    assert problem["question"].endswith("<|im_start|>assistant\n")
+    [prompt] = at_full["prompts_of"](at_full["policy"].tokenizer, [problem])
+    assert prompt.startswith("<|im_start|>system\n")
+    assert prompt.endswith("<|im_start|>assistant\n")
+    assert problem["question"] in prompt
     assert problem["answer"].isdigit()
     assert len(at_full["history"]) == FEW["steps"]
 
@@ -55,7 +57,8 @@ def test_samples_at_full_follow_the_scored_distribution(at_full):
     torch.manual_seed(0)
     batch, _ = at_full["respond"](policy, [problem] * SAMPLES, tokens=1)
     first = batch.input_ids[:, -1]
-    ids = policy.tokenizer(problem["question"], add_special_tokens=False, return_tensors="pt")
+    prompts = at_full["prompts_of"](policy.tokenizer, [problem])
+    ids = policy.tokenizer(prompts, add_special_tokens=False, return_tensors="pt")
     with at_full["autocast"](), torch.no_grad():
         logits = policy.pretrained_model(**ids).logits[0, -1]
         scored = at_full["forward"](policy, batch.select(torch.arange(1)))[0]

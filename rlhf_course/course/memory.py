@@ -237,13 +237,16 @@ def _update_bytes(
 ) -> int:
     """Return the bytes of activations (all ``tokens``) and logits (``predicted`` tokens).
 
-    The vocabulary needs two float32 numbers per logit: the logit and its log-probability, or the
-    gradients of both.
+    A logit needs one float32 number, which becomes a probability and then a gradient. In low
+    precision, the model's own logit or its gradient is in memory at the same time.
     """
     logits = min(predicted, chunk or predicted) * shape.vocab_size
+    bytes_per_logit = FLOAT32
+    if base_bytes < FLOAT32:
+        bytes_per_logit += base_bytes
     # On a CPU, add two temporaries for one piece. On a GPU, temporaries of 64 MiB are negligible.
-    temporaries = min(logits, CPU_PIECE)
-    vocabulary = 2 * FLOAT32 * (logits + temporaries)
+    temporaries = 2 * FLOAT32 * min(logits, CPU_PIECE)
+    vocabulary = bytes_per_logit * logits + temporaries
     return _activation_bytes(shape, tokens, vocabulary, base_bytes, checkpointing)
 
 

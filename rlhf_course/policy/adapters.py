@@ -117,7 +117,9 @@ class RewardAdapter(nn.Module):
             output = trunk(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
             )
-        return output.last_hidden_state.to(self.score.weight)
+        hidden = output.last_hidden_state
+        self.score.to(hidden.device)  # the trainer may have moved the base since
+        return hidden.to(self.score.weight.dtype)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
