@@ -1,4 +1,5 @@
 # make course   set up, build the synthetic world, run the notebooks at preset tiny
+# make hello    set up, watch a small policy learn within a minute; writes build/hello.html
 # make test     set up, run the test suite without whole notebooks
 # make test-all   run every test: also the slow ones, and the notebooks as tests
 # make test-notebooks   run the notebooks as tests: no network, no warnings, limited memory; some also on the simulated GPU
@@ -27,12 +28,15 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course real test test-all test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
+.PHONY: course hello real test test-all test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
 	$(BIN)/python dev/build_world.py
 	$(BIN)/python scripts/run_notebooks.py
+
+hello: $(READY)
+	$(BIN)/python scripts/hello.py
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
