@@ -170,9 +170,11 @@ def show(texts: pd.DataFrame, result: str, console: Console) -> None:
 
 def write_page(file: Path, texts: pd.DataFrame, result: str, curve: pd.DataFrame) -> None:
     """Write the curves and the texts as one HTML page without other files."""
-    figure, (left, right) = panels(columns=2)
+    figure, (left, right) = panels(columns=2, figsize=(9.5, 3))
     curve["score"].plot(ax=left, title="mean score of a batch, logits")
     curve["KL"].plot(ax=right, title="KL to the reference, nats")
+    for axis in (left, right):
+        axis.xaxis.get_major_locator().set_params(integer=True)
     picture = io.StringIO()
     figure.savefig(picture, format="svg", bbox_inches="tight")
     drawing = picture.getvalue()
