@@ -218,7 +218,7 @@ def on_cpu(batch: Samples | update.Experience):
 def ppo_loss(
     new_logprobs, old_logprobs, noise, experience: update.Experience, config
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the policy and value losses (scalars)."""
+    """Return the policy and value losses (scalars); ``noise`` (B, R) moves the new values, too."""
     value_losses, _ = ppo.value_loss(
         experience.values + noise, experience.values, experience.returns, config.cliprange_value
     )
@@ -290,7 +290,10 @@ def compute_numbers(
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over to ``target``, with noise in the old log-probabilities.
+    """Write the hand-over to ``target``.
+
+    The old log-probabilities are the recorded ones with noise added. Without noise, every ratio
+    would be 1, and a comparison would pass for an engine that never clips.
 
     Raises ``ValueError`` if the folder has files, because the user may have edited them.
     """

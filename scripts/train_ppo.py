@@ -47,6 +47,7 @@ from rlhf_course.command_line.records import Records
 from rlhf_course.course.presets import Settings, prepare, shipped
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews, prompt_ids
+from rlhf_course.data.rows import UnknownSplitError
 from rlhf_course.evaluation import evaluate
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer
@@ -160,9 +161,7 @@ def hold_out_openings(
         return queries, []
     try:
         reviews = load_reviews(dataset, "test")
-    except ValueError as error:
-        if not str(error).startswith("Unknown split"):
-            raise
+    except UnknownSplitError:
         kept = max(len(queries) - count, 1)
         rows = queries.select(range(kept, len(queries)))
         return queries.select(range(kept)), list(rows["input_ids"])
@@ -247,8 +246,8 @@ def hold_out_prompts(
     try:
         test, _ = load_pairs(dataset, chosen.eval_split, chosen.data_dir, chosen.columns)
         unseen = [prompt for prompt in dict.fromkeys(test["prompt"]) if prompt not in known]
-    except ValueError as error:
-        if chosen.eval_split != "test" or not str(error).startswith("Unknown split"):
+    except UnknownSplitError:
+        if chosen.eval_split != "test":  # the reader named it
             raise
         unseen = []
     held_out = fitting_prompts(tokenizer, unseen, longest)

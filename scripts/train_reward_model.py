@@ -28,6 +28,7 @@ from rlhf_course.course.plots import audit_bars
 from rlhf_course.course.presets import Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
 from rlhf_course.data.encoding import write_form
+from rlhf_course.data.rows import UnknownSplitError
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.rewards import RewardModel, load_reward_model, require_finite
 from rlhf_course.runtime.files import atomic_file
@@ -102,8 +103,8 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     train, dropped = load(script.split, script.train_subset)
     try:
         held_out, dropped_test = load(script.eval_split, script.eval_subset)
-    except ValueError as error:
-        if script.eval_split != "test" or not str(error).startswith("Unknown split"):
+    except UnknownSplitError:
+        if script.eval_split != "test":  # the reader named it
             raise
         train, held_out = hold_out(train, 0.1, seed)
         dropped_test = {}

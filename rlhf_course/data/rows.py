@@ -38,6 +38,10 @@ DAMAGE = (
 )
 
 
+class UnknownSplitError(ValueError):
+    """The dataset has no split of this name."""
+
+
 def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
     """Return one split, or a slice of it, from a folder or hub dataset, or from its ``data_file``.
 
@@ -76,9 +80,9 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
             f"{source} comes with a loading script, which is not run here: name a data file."
         ) from None
     except ValueError as error:
-        if not str(error).startswith("Unknown split"):
+        if not str(error).startswith("Unknown split"):  # the datasets library has no own type
             raise
-        raise ValueError(
+        raise UnknownSplitError(
             f"{error} Name one of these splits of {source}; commands have --split."
         ) from None
 
