@@ -1,11 +1,12 @@
-"""Check whether a reward model is ready for PPO, using held-out pairs, baselines, and bad answers.
+"""Search a reward model for faults, using held-out pairs, baselines, and bad answers.
 
     python scripts/check_reward_model.py MODEL --pairs DATA
 
 MODEL is a folder or Hub id of a sequence classifier or an adapter. DATA is a folder or Hub id of
 preference pairs: columns chosen and rejected contain transcripts, messages, or answers to the
 prompts in column prompt. Writes check-up.html and check-up.json to --output. Exits with 2 if the
-verdict advises against PPO, or with 1 after an error.
+verdict advises against PPO, or with 1 after an error. "No objection" means only that the check-up
+found no fault: PPO may still degrade the texts.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from rlhf_course.command_line import exits
 
-LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
+LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training. The check-up finds faults; it does not show that PPO will succeed."
 ENCODINGS = ("transcript", "chat", "template", "pair")
 SPECIAL = 8  # tokens around an answer
 LONGEST_PROBE = 5  # in lengths of the normal answer

@@ -60,7 +60,7 @@ def test_what_would_spoil_ppo_stops_it(score, reason):
 
 def test_gold_may_start():
     found = check_up(gold, PAIRS)
-    assert found.verdict.startswith("Start PPO") and not found.advice(STOP)
+    assert found.verdict.startswith("No objection") and not found.advice(STOP)
     assert np.isclose(found.pairs["right"].mean(), 0.75, atol=0.06)
 
 

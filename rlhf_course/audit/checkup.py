@@ -1,4 +1,4 @@
-"""Check whether a reward model is good enough to start PPO."""
+"""Search a reward model for faults that PPO would exploit; finding none is not a license."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -46,12 +46,12 @@ class CheckUp(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return a sentence on whether to start PPO: the reasons not to, or the risks to watch."""
+        """Return a sentence: the reasons against PPO, or the risks to watch; it never recommends."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
         if risks := self.advice(WATCH):
-            return "Start PPO, and watch: " + "; ".join(risks) + "."
-        return "Start PPO."
+            return "No objection to PPO, but watch: " + "; ".join(risks) + "."
+        return "No objection to PPO."
 
 
 def check_up(
