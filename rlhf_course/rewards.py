@@ -276,7 +276,8 @@ def _by_prompt(scorer: RewardModel, tokens: list[list[int]], prompts: list[str])
     for row, prompt in enumerate(prompts):
         groups.setdefault(prompt, []).append(row)
     scores = torch.empty(len(tokens))
-    for rows in tqdm(groups.values(), desc="prompts", disable=not scorer.show_progress):
+    hidden = not scorer.show_progress or len(groups) == 1
+    for rows in tqdm(groups.values(), desc="prompts", leave=False, disable=hidden):
         scores[rows] = _score_answers(scorer, [tokens[row] for row in rows])
     return scores
 
