@@ -46,12 +46,28 @@ def test_the_page_names_the_signs_that_toy_and_cards_have():
         assert found == expected, (name, column)
     for k1, base in zip(cards["k1"], cards["kl"], strict=True):
         assert lessons.change(k1, "KL") > 10 * lessons.change(base, "KL")
-    for name in ("epochs-1-step-4", "epochs-16-no-clip", "full"):
-        assert not any(map(lessons.keeps_language, cards[name]))
+    decided = {key for key, (_, found) in lessons.verdicts(cards).items() if found}
+    assert decided == {("abs", "J"), ("epochs-1-step-4", "J")}
     for name, found in cards.items():
         rises = lessons.mean(lessons.change(card, "J") for card in found) > 0
         assert rises == (name in ("ppo", "lam-1", "no-whitening", "epochs-1")), name
         assert lessons.mean(lessons.change(card, "score") for card in found) > 0, name
+
+
+def test_the_p_value_is_that_of_students_t():
+    """At 95 % the interval's end is 0, so the p-value is 0.05."""
+    cards = lessons.runs()
+    for key in (("abs", "J"), ("k3", "KL"), ("lam-0", "score")):
+        gap, width = lessons.difference(cards, *key)
+        p = lessons.p_value(cards, *key)
+        assert (p < 0.05) == (abs(gap) > width)
+        t = 4.3027 * abs(gap) / width
+        assert p == pytest.approx(1 - t / (t**2 + 2) ** 0.5, abs=1e-4)  # two degrees of freedom
+
+
+def test_holm_stops_at_the_first_that_is_not_significant():
+    assert lessons.holm({"a": 0.001, "b": 0.04, "c": 0.02}) == {"a", "b", "c"}
+    assert lessons.holm({"a": 0.001, "b": 0.04, "c": 0.03}) == {"a"}
 
 
 def make_experience(logprobs, ref_logprobs, mask):

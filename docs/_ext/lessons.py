@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
+from math import atan, cos, log, pi
 from statistics import mean, stdev
 
 HERE = Path(__file__).resolve().parents[1]
@@ -20,6 +21,7 @@ CARDS = ROOT / "figs" / "measured" / "lessons"
 START = "## Lesson by lesson\n"
 END = "\n## What the tables show"
 BETA = 0.5  # the KL variants' β
+ERROR = 0.05  # probability of at least one false verdict among all comparisons (Holm)
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
 SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
 NAMES = {
@@ -155,21 +157,52 @@ def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
 
 
+def p_value(cards: dict, variant: str, column: str) -> float:
+    """Return the two-sided p-value of Student's t for the mean paired difference.
+
+    With x = √df · tan θ, the density of t is proportional to cos(θ)^(df − 1).
+    """
+    gap, width = difference(cards, variant, column)
+    df = len(cards[variant]) - 1
+    t = STUDENT[df] * abs(gap) / width
+    steps = [(step + 0.5) / 10_000 for step in range(10_000)]
+    whole = mean(cos(x * pi / 2) ** (df - 1) for x in steps) * pi / 2
+    start = atan(t / df**0.5)
+    length = pi / 2 - start
+    tail = mean(cos(start + x * length) ** (df - 1) for x in steps) * length
+    return tail / whole
+
+
+def holm(p_values: dict) -> set:
+    """Return the keys whose differences are significant after Holm's correction."""
+    significant = set()
+    for rank, key in enumerate(sorted(p_values, key=p_values.get)):
+        if p_values[key] > ERROR / (len(p_values) - rank):
+            break
+        significant.add(key)
+    return significant
+
+
 def verdict(toy_sign: int, text_sign: int) -> str:
     """Return a phrase that states whether toy and text agree."""
     if toy_sign == text_sign:
         return "agree" if toy_sign else "neither shows a difference"
     if text_sign == 0:
-        return "undecided: the interval contains 0"
+        return "undecided"
     return "disagree" if toy_sign else "differs on text only"
 
 
+def entropy(row: dict) -> float:
+    """Return the policy's entropy per token: the log of its perplexity, minus KL per token."""
+    return log(row["perplexity"]) - row["KL"] / row["length"]
+
+
 def keeps_language(card: dict) -> bool:
-    """Return whether a run passes notebook 04's language checks."""
+    """Return whether a run passes the language checks of notebook 07, section 9."""
     before = card["held_out"][0]
     after = card["held_out"][-1]
     return (
-        after["perplexity"] <= 1.5 * before["perplexity"]
+        abs(entropy(after) - entropy(before)) <= 0.5
         and after["unknown words"] <= before["unknown words"] + 0.02
         and after["length"] >= 0.8 * before["length"]
         and after["distinct-2"] >= 0.4 * before["distinct-2"]
@@ -178,11 +211,14 @@ def keeps_language(card: dict) -> bool:
 
 
 def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return (variant, statistic) → (the toy's sign, the text's sign)."""
+    """Return (variant, statistic) → (the toy's sign, the text's sign after Holm's correction)."""
+    expected_signs = {(row[0], row[1]): row[3] for row in toy()}
+    p_values = {key: p_value(cards, *key) for key in expected_signs}
+    significant = holm(p_values)
     signs = {}
-    for variant, column, _, expected, _ in toy():
-        gap, width = difference(cards, variant, column)
-        signs[variant, column] = (expected, sign(gap, width))
+    for key, expected in expected_signs.items():
+        gap, _ = difference(cards, *key)
+        signs[key] = (expected, sign(gap) if key in significant else 0)
     return signs
 
 
@@ -199,7 +235,8 @@ Unless its name or its base's name states otherwise, each run has {first["text_s
 base of all other variants. Each variant has {seeds} seeds, paired with the base's seeds, and
 {first["text_eval"]} held-out openings. Every number on text is the change from the start to the end
 of a run, or a difference between two such changes. The number after "±" is the half-width of the
-95 % interval for a mean difference between changes, computed with Student's t. J uses the base's
+95 % interval for a mean difference between changes, computed with Student's t, and not corrected
+for the number of comparisons. The verdicts are corrected (Holm). J uses the base's
 β. In the rows from notebook 02, section 10, *share of the gain* is the variant's share minus the
 base's share.
 """
