@@ -25,6 +25,7 @@ SOURCE_FOLDERS = ("rlhf_course", "scripts", "dev")  # their pages are English on
 SOURCE_PAGES = f"({'|'.join(SOURCE_FOLDERS)})/"  # a pattern that matches their pages' names
 PAGES = (
     "CONTRIBUTING.md",
+    "RESULTS.md",
     "LICENSE",
     "notebooks/*.ipynb",
     "notebooks/classic/*.ipynb",
@@ -34,6 +35,7 @@ PAGES = (
     "notebooks/scratch/*.ipynb",
     "notebooks/small/*.ipynb",
     "figs/*.svg",
+    "figs/results/*.svg",
     "figs/README.md",
     "models/README.md",
     "slides/slides.pdf",
