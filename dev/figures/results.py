@@ -700,6 +700,7 @@ def write_result(name: str) -> float:
     started = time.perf_counter()
     card = rounded(RESULTS[name][0]())
     seconds = time.perf_counter() - started
+    card["seconds"] = round(seconds)
     CARDS.mkdir(parents=True, exist_ok=True)
     with atomic_file(CARDS / f"{name}.json") as path:
         path.write_text(json.dumps(card, ensure_ascii=False) + "\n", encoding="utf-8")
