@@ -16,12 +16,15 @@ from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead, without_dropout
-from rlhf_course.policy.save_load import check_base, read_adapter, set_adapter_weights
+from rlhf_course.policy.save_load import (
+    check_base,
+    moves_base,
+    read_adapter,
+    set_adapter_weights,
+)
 
 REFERENCE = "ref"
 REWARD = "reward"
-# Initializations of LoRA that leave the base's weights as they are.
-KEEPS_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 @contextmanager
@@ -131,11 +134,6 @@ class RewardAdapter(nn.Module):
         last = column.where(is_token, 0).argmax(1)
         row = torch.arange(len(last), device=last.device)
         return SequenceClassifierOutput(logits=self.score(hidden[row, last]))
-
-
-def moves_base(config: PeftConfig) -> bool:
-    """Return whether making an adapter changes the base's weights, as PiSSA and OLoRA do."""
-    return getattr(config, "init_lora_weights", True) not in KEEPS_BASE
 
 
 def free_name(model: PeftModel, name: str) -> str:

@@ -3,14 +3,14 @@
 import inspect
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from peft import PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, PromptLearningConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +19,7 @@ from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_course.policy import save_load
+from rlhf_course.runtime import old_names
 from rlhf_course.runtime.files import atomic_folder, check_folder
 from rlhf_course.runtime.hub import hub_errors
 
@@ -87,6 +88,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
         super().__init__()
+        refuse_prompt_learning(getattr(pretrained_model, "peft_config", {}).values())
         replace_layers(pretrained_model)
         self.pretrained_model = pretrained_model
         self.config = pretrained_model.config
@@ -97,6 +99,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         self.v_head = ValueHead(size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
         self.logits_are_projections = self._compare_logits()
+
+    def __getattr__(self, name: str):
+        advice = old_names.advice(old_names.POLICY, name)
+        if advice is not None:
+            raise AttributeError(advice)
+        return super().__getattr__(name)
 
     @property
     def device(self) -> torch.device:
@@ -244,9 +252,13 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) is set, because PPO trains them
         directly. A saved value head is loaded; if there is none, a printed line reports a new head,
         which ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``
-        configure. Other arguments go to transformers.
+        configure. Other arguments go to transformers; without an accelerator, ``device_map`` does
+        nothing. Raises ``ValueError`` for an argument of TRL that is not supported.
         """
         source = pretrained_model_name_or_path
+        kwargs = old_names.without_old_arguments(kwargs)
+        if not torch.accelerator.is_available():
+            kwargs.pop("device_map", None)
         head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
         in_memory = isinstance(source, nn.Module)
         if in_memory:
@@ -260,11 +272,17 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             kwargs = defaults | kwargs
             network = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
         if peft_config is not None:
+            if not isinstance(peft_config, PeftConfig):
+                raise ValueError(
+                    f"peft_config is a {type(peft_config).__name__}; pass one of peft's configs,"
+                    " such as LoraConfig(**settings)."
+                )
+            refuse_prompt_learning([peft_config])
             if getattr(network, "peft_config", None):
                 raise ValueError(
                     "The model is an adapter. Omit peft_config to train it, or merge it."
                 )
-            network = get_peft_model(network, peft_config, POLICY)
+            network = save_load.add_adapter(network, peft_config, POLICY)
         policy = cls(network, **head_options).eval()
         if not in_memory:
             policy._load_value_head(source, kwargs)
@@ -320,6 +338,17 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             repo = api.create_repo(repo_id or target.name, private=private, exist_ok=True)
             api.upload_folder(
                 repo_id=repo.repo_id, folder_path=target, allow_patterns=names, **kwargs
+            )
+
+
+def refuse_prompt_learning(adapters: Iterable[PeftConfig]) -> None:
+    """Raise ``ValueError`` for prompt, prefix or P-tuning, whose tokens take up positions."""
+    for adapter in adapters:
+        if isinstance(adapter, PromptLearningConfig):
+            raise ValueError(
+                f"{type(adapter).__name__} adds tokens before each query, so PPO would score other"
+                " positions than it samples. Use an adapter that changes weights, such as"
+                " LoraConfig."
             )
 
 

@@ -26,6 +26,8 @@ MODEL_FILES = (
 )
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 BASE_FILE = "adapter_base.txt"
+# Initializations of LoRA that leave the base's weights as they are.
+KEEPS_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
 FINGERPRINT_SIZE = 64  # numbers per tensor
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
@@ -62,10 +64,29 @@ def load_model(
         in_adapter=in_adapter,
         **kwargs,
     )
-    model = get_peft_model(network, config, adapter_name)
+    model = add_adapter(network, config, adapter_name)
     check_base(folder, model)  # now: PiSSA and OLoRA change the base when the adapter is made
     set_adapter_weights(model, adapter_name, weights, source)
     return model.eval()
+
+
+def moves_base(config: PeftConfig) -> bool:
+    """Return whether making an adapter changes the base's weights, as PiSSA and OLoRA do."""
+    return getattr(config, "init_lora_weights", True) not in KEEPS_BASE
+
+
+def add_adapter(network: nn.Module, config: PeftConfig, name: str) -> PeftModel:
+    """Return the network with a new adapter; it is the same each time if it changes the base.
+
+    ``pissa_niter_N`` draws random numbers to split the base's weights; loading must split them in
+    the same way as training did.
+    """
+    if not moves_base(config):
+        return get_peft_model(network, config, name)
+    devices = [network.device] if network.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(0)
+        return get_peft_model(network, config, name)
 
 
 def _load_base(
@@ -225,10 +246,18 @@ def load_tokenizer(source: str | Path, **kwargs):
 
 
 def check_vocabulary(tokenizer, model: nn.Module) -> None:
-    """Raise ``ValueError`` if a tokenizer has more tokens than the model, or under half as many."""
+    """Raise ``ValueError`` if a tokenizer has more tokens than the model, or under half as many.
+
+    An added token needs no row of the model unless it is the padding, begin or end token: Gemma 3's
+    text model has none for its image token. ``generate`` and ``step`` refuse texts that contain it.
+    """
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
+    needed = tokens
+    if hasattr(tokenizer, "added_tokens_decoder"):
+        ends = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        needed = max([tokenizer.vocab_size, *(token + 1 for token in ends if token is not None)])
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
-    if tokens and not known / 2 <= tokens <= known:
+    if tokens and (tokens < known / 2 or needed > known):
         raise ValueError(
             f"The tokenizer has {tokens} tokens, but the model has {known}. Use the model's own"
             " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."

@@ -8,6 +8,31 @@ from dataclasses import asdict, dataclass, field, fields
 from rlhf_course.ppo import algorithm
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
+# The range of each number. Fields have no metadata, because HfArgumentParser reads it as its own
+# options.
+RANGES = {
+    "seed": {"at_least": 0},
+    "batch_size": {"at_least": 1},
+    "mini_batch_size": {"at_least": 1},
+    "gradient_accumulation_steps": {"at_least": 1},
+    "ppo_epochs": {"at_least": 1},
+    "logprob_chunk_size": {"at_least": 1},
+    "learning_rate": {"at_least": 0},
+    "max_grad_norm": {"above": 0},
+    "init_kl_coef": {"at_least": 0},
+    "target": {"at_least": 0},
+    "horizon": {"at_least": 0},
+    "gamma": {"at_least": 0, "at_most": 1},
+    "lam": {"at_least": 0, "at_most": 1},
+    "cliprange": {"at_least": 0},
+    "cliprange_value": {"at_least": 0},
+    "vf_coef": {"at_least": 0},
+    "ratio_threshold": {"at_least": 0},
+    "target_kl": {"at_least": 0},
+    "score_clip": {"above": 0},
+    "steps": {"at_least": 0},
+    "total_ppo_epochs": {"at_least": 0},
+}
 
 
 def read_number(
@@ -43,11 +68,6 @@ def read_number(
     raise ValueError(f"{name} is {value!r}; it must be {expected}.")
 
 
-def number(default: int | float | None, **limits: float):
-    """Return a dataclass field for a number within ``limits`` (see :func:`read_number`)."""
-    return field(default=default, metadata=limits)
-
-
 @dataclass
 class PPOConfig:
     """Configure :class:`~rlhf_course.PPOTrainer`; every default is the classic API's.
@@ -57,7 +77,7 @@ class PPOConfig:
 
     # Model and tracking.
     model_name: str | None = None
-    seed: int = number(0, at_least=0)
+    seed: int = 0
     log_with: str | None = None  # None, "wandb" or "tensorboard"
     tracker_project_name: str = "trl"
     tracker_kwargs: dict = field(default_factory=dict)
@@ -66,10 +86,10 @@ class PPOConfig:
     remove_unused_columns: bool = True
 
     # Sizes: one step() takes batch_size samples and goes over them ppo_epochs times.
-    batch_size: int = number(128, at_least=1)
-    mini_batch_size: int = number(128, at_least=1)
-    gradient_accumulation_steps: int = number(1, at_least=1)
-    ppo_epochs: int = number(4, at_least=1)
+    batch_size: int = 128
+    mini_batch_size: int = 128
+    gradient_accumulation_steps: int = 1
+    ppo_epochs: int = 4
     gradient_checkpointing: bool = False
     # Speedups: False uses transformers' generate, recomputes the first pass, gives each sample a
     # row of its own and unfuses Adam.
@@ -77,11 +97,11 @@ class PPOConfig:
     # Compare sampling and scoring with a plain forward pass when the trainer is made: four passes.
     self_test: bool = True
     # How many tokens' logits are in memory together; None means all in a mini-batch.
-    logprob_chunk_size: int | None = number(None, at_least=1)
+    logprob_chunk_size: int | None = None
 
     # Optimizer.
-    learning_rate: float = number(1.41e-5, at_least=0)
-    max_grad_norm: float | None = number(None, above=0)
+    learning_rate: float = 1.41e-5
+    max_grad_norm: float | None = None
 
     # Tokens that never begin a response (EOS, to forbid empty responses): sampling, policy
     # and reference give them probability 0 there.
@@ -90,37 +110,41 @@ class PPOConfig:
     # KL to the reference: reward per token = -coefficient * KL.
     kl_penalty: str = "kl"
     adap_kl_ctrl: bool = True
-    init_kl_coef: float = number(0.2, at_least=0)
-    target: float = number(6.0, at_least=0)  # nats per response
-    horizon: float = number(10_000, at_least=0)  # samples
+    init_kl_coef: float = 0.2
+    target: float = 6.0  # nats per response
+    horizon: float = 10_000  # samples
 
     # Advantages.
-    gamma: float = number(1.0, at_least=0, at_most=1)
-    lam: float = number(0.95, at_least=0, at_most=1)
+    gamma: float = 1.0
+    lam: float = 0.95
     whiten_rewards: bool = False
 
     # Losses. To change the method, pass a policy_loss with algorithm.policy_loss's signature.
     policy_loss: Callable = algorithm.policy_loss
-    cliprange: float = number(0.2, at_least=0)
-    cliprange_value: float = number(0.2, at_least=0)
-    vf_coef: float = number(0.1, at_least=0)
-    ratio_threshold: float = number(10.0, at_least=0)  # above it, a mini-batch is skipped
+    cliprange: float = 0.2
+    cliprange_value: float = 0.2
+    vf_coef: float = 0.1
+    ratio_threshold: float = 10.0  # above it, a mini-batch is skipped
 
     # Early stopping: a step's epochs end when policykl > 1.5 * target_kl.
     early_stopping: bool = False
-    target_kl: float = number(1.0, at_least=0)
+    target_kl: float = 1.0
 
     # Scores.
     use_score_scaling: bool = False
     use_score_norm: bool = False
-    score_clip: float | None = number(None, above=0)
+    score_clip: float | None = None
+
+    # For your loop: how many samples to take, and in how many calls of step() (default: steps /
+    # batch_size, rounded up). The trainer reads neither.
+    steps: int = 20_000
+    total_ppo_epochs: int | None = None
 
     # These have no effect; old scripts may set them.
     exp_name: str = "ppo"
     task_name: str | None = None
     query_dataset: str | None = None
     reward_model: str | None = None
-    steps: int = 20_000
     compare_steps: int = 1
     forward_batch_size: int | None = None
     optimize_cuda_cache: bool | None = None
@@ -132,6 +156,8 @@ class PPOConfig:
             self.log_with = None
         self._check_each()
         self._check_together()
+        if self.total_ppo_epochs is None:
+            self.total_ppo_epochs = math.ceil(self.steps / self.batch_size)
         if self.kl_penalty != "kl":
             warnings.warn(
                 f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
@@ -143,9 +169,10 @@ class PPOConfig:
             value = getattr(self, entry.name)
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
-            if entry.metadata and not (value is None and entry.default is None):
+            if entry.name in RANGES and not (value is None and entry.default is None):
                 kind = int if entry.type in (int, int | None) else float
-                setattr(self, entry.name, read_number(entry.name, value, kind, **entry.metadata))
+                limits = RANGES[entry.name]
+                setattr(self, entry.name, read_number(entry.name, value, kind, **limits))
         if self.kl_penalty not in KL_PENALTIES:
             raise ValueError(
                 f"kl_penalty {self.kl_penalty!r} is unknown; choose one of"

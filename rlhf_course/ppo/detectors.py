@@ -107,6 +107,22 @@ def has_flat_score(log: pd.DataFrame) -> pd.Series:
     return every_row(log, abs(last.mean() - first.mean()) < 2 * error)
 
 
+def has_falling_score(log: pd.DataFrame) -> pd.Series:
+    """Return, per row, whether the score falls: from the first third of the log to the last.
+
+    The means must differ by more than 3 standard errors, and the row's smoothed score must be
+    below the first third's mean.
+    """
+    third = len(log) // 3
+    if third < FIRST:
+        return every_row(log, False)
+    first = log[SCORE].iloc[:third]
+    last = log[SCORE].iloc[-third:]
+    error = math.sqrt((first.var() + last.var()) / third)
+    falls = first.mean() - last.mean() > 3 * error
+    return falls & (smooth(log[SCORE], FIRST) < first.mean())
+
+
 def overfits(log: pd.DataFrame) -> pd.Series:
     """Return, per row, whether held-out loss exceeds its minimum so far by more than 5 %."""
     held_out = log[HELD_OUT_LOSS].ffill()
@@ -180,6 +196,7 @@ def rules(target: float = PPOConfig.target) -> list[Rule]:
         Rule("clipfrac large", WATCH, (CLIPFRAC,), clips_often, lasts=3),
         Rule("critic", WATCH, (CRITIC,), has_useless_critic),
         Rule("flat score", WATCH, (SCORE,), has_flat_score, is_trend=False),
+        Rule("score falls", WATCH, (SCORE,), has_falling_score, lasts=FIRST),
         Rule("shorter", WATCH, (LENGTH,), becomes_shorter),
         Rule("longer", WATCH, (LENGTH,), becomes_longer),
         Rule("cut", WATCH, (CUT,), is_often_cut, lasts=CONFIRMING),

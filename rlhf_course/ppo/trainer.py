@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,13 @@ from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.reference import make_reference
 from rlhf_course.policy.save_load import VALUE_HEAD_PREFIX, check_vocabulary
 from rlhf_course.ppo import update
-from rlhf_course.ppo.algorithm import AdaptiveKLController, FixedKLController, RunningMoments
+from rlhf_course.ppo.algorithm import (
+    AdaptiveKLController,
+    FixedKLController,
+    RunningMoments,
+    compute_rewards,
+    kl_per_token,
+)
 from rlhf_course.ppo.checks import (
     as_rows,
     check_samples,
@@ -35,7 +41,7 @@ from rlhf_course.ppo.rollout import Outputs, Samples
 from rlhf_course.ppo.sampling import generate
 from rlhf_course.ppo.self_test import check_policy
 from rlhf_course.ppo.settings import end_tokens, pad_token_id
-from rlhf_course.runtime import tracking
+from rlhf_course.runtime import old_names, tracking
 
 # One copy of the model per process.
 SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -60,7 +66,21 @@ class PPOTrainer:
         data_collator: makes a batch from rows; default: one list per column.
         num_shared_layers: how many initial layers policy and reference share; these are frozen.
         lr_scheduler: stepped once per ``step``.
+
+    A subclass may override ``compute_rewards`` and ``_kl_penalty``. Defining another method that
+    TRL's ``step`` called raises ``TypeError``, because it would never be called.
     """
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        old_names.refuse_overrides(cls)
+
+    def __getattr__(self, name: str):
+        for kind in (old_names.OVERRIDE, old_names.ATTRIBUTE):
+            advice = old_names.advice(kind, name)
+            if advice is not None:
+                raise AttributeError(advice)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __init__(
         self,
@@ -194,6 +214,7 @@ class PPOTrainer:
                 self.current_step,
                 total=partial(self.accelerator.reduce, reduction="sum"),
                 seconds=seconds,
+                compute_rewards=self.compute_rewards,
             )
             self.is_whole = False  # until the epochs end
             self.policy.is_trained = True
@@ -213,6 +234,23 @@ class PPOTrainer:
         seconds["total"] = time.perf_counter() - started
         times = {f"time/ppo/{phase}": value for phase, value in seconds.items()}
         return stats | times | {"ppo/learning_rate": learning_rate}
+
+    def compute_rewards(
+        self, scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, masks: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return per-token rewards, their KL term and the KL, (B, R) each, 0 where masks are 0.
+
+        ``step`` calls this method; a subclass may override it, as in TRL 0.8 to 0.11. Scores are
+        (B,), scaled and clipped; log-probabilities are (B, R), or (B, R, V) if ``kl_penalty`` is
+        ``full``.
+        """
+        kl = self._kl_penalty(logprobs, ref_logprobs) * masks
+        rewards, non_score_rewards = compute_rewards(scores, kl, masks, self.kl_ctl.value)
+        return rewards, non_score_rewards, kl
+
+    def _kl_penalty(self, logprob: Tensor, ref_logprob: Tensor) -> Tensor:
+        """Return the KL per token; ``compute_rewards`` calls this method, as in TRL."""
+        return kl_per_token(logprob, ref_logprob, self.config.kl_penalty)
 
     def _optimize(
         self, samples: Samples, experience: update.Experience, first_pass: Outputs | None
@@ -253,6 +291,12 @@ class PPOTrainer:
             self.detectors.check(stats, step)
         if self.config.log_with is not None:
             scores = stack_scores(rewards, self.accelerator.device, step)
+            missing = [name for name in columns_to_log if name not in batch]
+            if missing:
+                raise ValueError(
+                    f"The batch has no column {missing[0]!r} to log, only {', '.join(batch)}. Add"
+                    " it, or pass other columns_to_log."
+                )
             columns = {name: list(batch[name]) for name in columns_to_log}
             tracking.log_step(self.accelerator, stats, columns, scores, step)
 
@@ -397,6 +441,16 @@ def make_dataloader(
 
     ``remove_unused_columns`` keeps only columns that the policy or PPO uses.
     """
+    if isinstance(dataset, Mapping):  # such as datasets.DatasetDict
+        raise ValueError(
+            f"The dataset has the splits {', '.join(map(str, dataset))}. Pass one of them:"
+            " dataset[split]."
+        )
+    if not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"A {type(dataset).__name__} has no length and cannot be shuffled. Pass a list of its"
+            " first rows: list(dataset.take(1000))."
+        )
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = [name for name in dataset.column_names if name in COLUMNS]
         if not used and len(dataset):

@@ -76,14 +76,19 @@ def make_experience(
     step: int = 0,
     total: ppo.Total = ppo.local,
     seconds: dict[str, float] | None = None,
+    compute_rewards: Callable | None = None,
 ) -> tuple[Experience, Outputs | None]:
     """Return the samples' experience, and the policy's outputs if the first epoch can reuse them.
 
     ``with reference()`` yields the reference. The outputs keep their graph; they are reused if
     ``fast`` is set and a mini-batch is as large as the batch, because no weight has changed yet.
-    Each phase's time goes into ``seconds``. Raises ``FloatingPointError`` for NaN or Inf.
+    Each phase's time goes into ``seconds``. ``compute_rewards(scores, logprobs, ref_logprobs,
+    mask)`` is :func:`penalized_rewards` by default. Raises ``FloatingPointError`` for NaN or Inf,
+    and ``ValueError`` if ``compute_rewards`` does not return three tensors.
     """
     seconds = {} if seconds is None else seconds
+    if compute_rewards is None:
+        compute_rewards = partial(penalized_rewards, config=config, kl_coef=kl_coef)
     mask = samples.mask
     can_reuse = config.fast and config.mini_batch_size == config.batch_size
     compute = partial(
@@ -106,12 +111,17 @@ def make_experience(
         check_outputs("policy's logits", logprobs, step)
         check_outputs("reference's logits", ref_logprobs, step)
         check_outputs("value head's values", values, step)
-        if config.kl_penalty == "full":
-            kl = ppo.kl_per_token(outputs.all_logprobs, ref_outputs.all_logprobs, "full") * mask
-        else:
-            kl = ppo.kl_per_token(logprobs, ref_logprobs, config.kl_penalty) * mask
     with timed(seconds, "compute_rewards"):
-        rewards, non_score_rewards = ppo.compute_rewards(samples.scores, kl, mask, kl_coef)
+        pair = (logprobs, ref_logprobs)
+        if config.kl_penalty == "full":
+            pair = (outputs.all_logprobs, ref_outputs.all_logprobs)
+        computed = compute_rewards(samples.scores, *pair, mask)
+        if len(computed) != 3:
+            raise ValueError(
+                f"compute_rewards returned {len(computed)} tensors. Return three, (B, R) each: the"
+                " rewards, their KL term, and the KL."
+            )
+        rewards, non_score_rewards, kl = computed
         if config.whiten_rewards:
             rewards = ppo.masked_whiten(rewards, mask, shift_mean=False, total=total)
     with timed(seconds, "compute_advantages"):
@@ -129,6 +139,23 @@ def make_experience(
         returns=returns,
     )
     return experience, outputs._replace(all_logprobs=None) if can_reuse else None
+
+
+def penalized_rewards(
+    scores: Tensor,
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    mask: Tensor,
+    config: PPOConfig,
+    kl_coef: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return per-token rewards, their KL term and the KL, (B, R) each, 0 where the mask is 0.
+
+    Log-probabilities are (B, R), or (B, R, V) if ``kl_penalty`` is ``full``.
+    """
+    kl = ppo.kl_per_token(logprobs, ref_logprobs, config.kl_penalty) * mask
+    rewards, non_score_rewards = ppo.compute_rewards(scores, kl, mask, kl_coef)
+    return rewards, non_score_rewards, kl
 
 
 def minibatch_loss(
