@@ -16,7 +16,10 @@ from pathlib import Path
 
 from rlhf_course.command_line import exits
 
-LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training. The check-up finds faults; it does not show that PPO will succeed."
+LEVELS = (
+    "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
+    " The check-up finds faults; it does not show that PPO will succeed."
+)
 ENCODINGS = ("transcript", "chat", "template", "pair")
 SPECIAL = 8  # tokens around an answer
 LONGEST_PROBE = 5  # in lengths of the normal answer

@@ -46,7 +46,7 @@ class CheckUp(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return a sentence: the reasons against PPO, or the risks to watch; it never recommends."""
+        """Return the reasons against PPO, or the risks to watch; it never recommends PPO."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
         if risks := self.advice(WATCH):
