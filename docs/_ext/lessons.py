@@ -10,8 +10,8 @@ import json
 import re
 from collections import Counter
 from itertools import groupby
-from pathlib import Path
 from math import atan, cos, log, pi
+from pathlib import Path
 from statistics import mean, stdev
 
 HERE = Path(__file__).resolve().parents[1]
