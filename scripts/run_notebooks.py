@@ -20,6 +20,8 @@ from nbclient.exceptions import DeadKernelError
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rlhf_course.command_line import exits, notebook_files, run_report
 from rlhf_course.command_line.notebook_html import page
@@ -37,6 +39,18 @@ RESULTS = {
     "run_cards": ("json", '"checks"'),
 }
 processes = {}  # notebook → its kernel's process
+# One line per running notebook, in a terminal only.
+live_lines = Progress(
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TextColumn("cells"),
+    TimeElapsedColumn(),
+    TextColumn("{task.fields[usual]}"),
+    console=Console(),
+    transient=True,
+    disable=not sys.stdout.isatty(),
+)
 
 
 class Client(PapermillNotebookClient):
@@ -65,6 +79,7 @@ class Engine(NBClientEngine):
             startup_timeout=kwargs["start_timeout"],
             # papermill's cwd option is not thread-safe.
             resources={"metadata": {"path": str(NOTEBOOKS)}},
+            on_cell_executed=kwargs["on_cell_executed"],
         )
         return client.execute()
 
@@ -247,6 +262,8 @@ def run_cells(name: str, chosen: argparse.Namespace) -> str:
         parameters["seed"] = chosen.seed
     notebook = nbformat.read(source, as_version=4)
     notebook.metadata.course = name
+    code_cells = sum(cell.cell_type == "code" for cell in notebook.cells)
+    line = live_lines.add_task(name, total=code_cells + 1, usual=usual_time(name, chosen.preset))
     try:
         papermill.execute_notebook(
             notebook,
@@ -255,6 +272,7 @@ def run_cells(name: str, chosen: argparse.Namespace) -> str:
             engine_name="course",
             kernel_name="python3",
             progress_bar=False,
+            on_cell_executed=lambda **_: live_lines.advance(line),
         )
     except PapermillExecutionError as error:
         return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
@@ -266,7 +284,15 @@ def run_cells(name: str, chosen: argparse.Namespace) -> str:
             advice = "Memory probably ran out; use a smaller preset or batch_size."
             return f"The kernel was killed. {advice}"
         return f"The kernel returned {code}."
+    finally:
+        live_lines.remove_task(line)
     return ""
+
+
+def usual_time(name: str, preset: str) -> str:
+    """Return how long the rendered run took, or "" if there is none."""
+    card = notebook_files.read_card(notebook_files.kept(preset) / f"{name}.json")
+    return f"of about {card['wall_s']:.0f} s" if "wall_s" in card else ""
 
 
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
@@ -287,7 +313,7 @@ def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
         if not is_stopped.is_set():
             results[name] = problem
 
-    with ThreadPoolExecutor(chosen.jobs) as pool:
+    with live_lines, ThreadPoolExecutor(chosen.jobs) as pool:
         try:
             wait([pool.submit(run_one, position, name) for position, name in enumerate(names, 1)])
         except BaseException:
