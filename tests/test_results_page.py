@@ -10,8 +10,8 @@ from dev.figures import results
 from docs._ext import results as tables
 from rlhf_course.course.presets import ROOT
 
-FAST = ("length_drift", "engine_corrections", "lambda_length_critic", "penalty_placement")
-SLOW = ("grpo_fixed_point", "silent_faults")  # up to minutes on busy cores
+FAST = ("length_drift", "engine_corrections", "lambda_length_critic")
+SLOW = ("grpo_fixed_point", "penalty_placement", "silent_faults")  # minutes on busy cores
 
 
 def close(new, old, relative=1e-3, absolute=1e-6):
