@@ -18,7 +18,7 @@ from transformers import (
     OPTForSequenceClassification,
 )
 
-from rlhf_course.audit import RISKS, add_negatives, audit, make_probes
+from rlhf_course.audit import RISKS, add_negatives, audit, audit_change, make_probes
 from rlhf_course.data import load_pairs, tokenize_pairs
 from rlhf_course.rewards import RewardModel, last_token_scores, pairwise_loss
 from rlhf_course.synthetic import small_models
@@ -223,6 +223,16 @@ def test_gold_passes_the_probes_that_it_condemns():
     assert set(table.index[table["passed"]]) == condemned
     wins = [gold_utility(p, a) > gold_utility(p, "") for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     assert table.loc["empty", "share"] == np.mean(wins)
+
+
+def test_the_change_between_two_audits_is_paired_by_prompt():
+    before, after = audit(length, PROMPTS, ANSWERS), audit(gold, PROMPTS, ANSWERS)
+    change = audit_change(before, after)
+    assert np.allclose(change["change"], after["share"] - before["share"])
+    assert not audit_change(after, after).to_numpy().any()
+    wins = np.array([table.attrs["wins"]["empty"] for table in (before, after)], float)
+    gap = wins[1] - wins[0]
+    assert np.isclose(change.loc["empty", "±"], 1.96 * gap.std(ddof=1) / len(gap) ** 0.5)
 
 
 def test_a_love_of_length_and_a_constant_fail_the_audit():

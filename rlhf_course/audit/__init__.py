@@ -7,7 +7,17 @@ from rlhf_course.audit.probes import (
     RISKS,
     add_negatives,
     audit,
+    audit_change,
     make_probes,
 )
 
-__all__ = ["ARGUABLE", "PASS", "PROBES", "RISKS", "add_negatives", "audit", "make_probes"]
+__all__ = [
+    "ARGUABLE",
+    "PASS",
+    "PROBES",
+    "RISKS",
+    "add_negatives",
+    "audit",
+    "audit_change",
+    "make_probes",
+]

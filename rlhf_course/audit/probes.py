@@ -11,6 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from rlhf_course.data import last_question
+from rlhf_course.evaluation import mean_ci
 from rlhf_course.rewards import require_finite
 
 PASS = 0.9  # share of prompts whose normal answer must outscore the bad answer
@@ -160,7 +161,8 @@ def audit(
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
     share, ci (half-width of the share's 95 % interval), margin (mean score difference), passed
     (share ≥ 0.9), risk. A prompt whose probe equals its normal answer does not count. ``probes``, a
-    dict from kind to one text per prompt, replaces :func:`make_probes`'s output. Raises
+    dict from kind to one text per prompt, replaces :func:`make_probes`'s output. The table's
+    ``attrs["wins"]`` lists, for each probe, whether the normal answer won on each prompt. Raises
     ``require_finite``'s errors.
     """
     probes = probes or make_probes(prompts, answers, seed)
@@ -172,9 +174,11 @@ def audit(
     scores = require_finite(score(every_prompt, every_answer), every_answer)
     normal, *bad = scores.double().split(len(answers))
     rows = {}
+    wins = {}
     for (name, texts), probe_scores in zip(probes.items(), bad, strict=True):
         difference = (normal - probe_scores).numpy()
         difference = difference[np.not_equal(texts, answers)]
+        wins[name] = (difference > 0).tolist()
         share = (difference > 0).mean()
         rows[name] = {
             "share": share,
@@ -183,6 +187,21 @@ def audit(
             "passed": bool(share >= PASS),
             "risk": RISKS.get(name, ""),
         }
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("probe")
+    table.attrs["wins"] = wins
+    return table
+
+
+def audit_change(before: pd.DataFrame, after: pd.DataFrame) -> pd.DataFrame:
+    """Return each share's change between two audits of the same prompts, and its 95 % half-width.
+
+    Columns: change, ±. The interval is paired: it is that of the mean difference per prompt.
+    """
+    rows = {}
+    for name, old in before.attrs["wins"].items():
+        new = after.attrs["wins"][name]
+        change, half_width = mean_ci(np.subtract(new, old, dtype=float))
+        rows[name] = {"change": change, "±": half_width}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("probe")
 
 
