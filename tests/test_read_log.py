@@ -178,6 +178,25 @@ def test_trls_columns_are_those_of_the_installed_version(trainer):
     assert not [name for name in columns - of_transformers if f'"{name}"' not in source]
 
 
+@pytest.mark.parametrize("steps", [12, 60])
+@pytest.mark.parametrize("fall", ["steady", "sudden"])
+def test_a_falling_score_is_a_symptom_and_a_dip_is_none(steps, fall, tmp_path, capsys):
+    def column(step: int) -> float:
+        if fall == "steady":
+            return 1 - 6 * step / steps
+        return 1.0 if step <= steps // 2 else -5.0
+
+    rows = [row | {"reward": column(row["step"])} for row in healthy()[:steps]]
+    _, text = run(state(tmp_path / "falls", rows), tmp_path / "out", capsys=capsys)
+    [begins] = re.findall(r"Since step (\d+) · watch · The score falls", text)
+    assert int(begins) <= steps // 2 + 3
+    rows = healthy()
+    for row in rows[20:25]:
+        row["reward"] = -1.0
+    _, text = run(state(tmp_path / "dips", rows), tmp_path / "out", capsys=capsys)
+    assert "The score falls" not in text
+
+
 def test_every_symptom_of_a_detector_is_in_the_registry():
     groups = yaml.safe_load(read_log.SYMPTOMS.read_text(encoding="utf-8"))
     known = {row["id"] for group in groups for row in group["symptoms"]}
