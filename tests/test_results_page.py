@@ -95,10 +95,15 @@ def test_claim_1():
 def test_claim_2():
     card = results.read_result("engine_corrections")
     rows = {(row["noise"], row["weight"]): row for row in card["forms"]}
+    losses = {}
     for noise in (0.1, 0.3, 1.0):
         for weight in ("per token", "per response"):
             worse = rows[noise, weight]["worse than none"]
             assert worse[0] >= card["languages"] / 2 and worse[-1] <= 2
+            losses[noise, weight] = rows[noise, weight]["median error"][0]
+            losses[noise, weight] /= rows[noise, "no weight"]["median error"][0]
+    assert all(losses[0.1, weight] < 1.05 for weight in ("per token", "per response"))
+    assert losses[1.0, "per token"] > 1.5 and losses[1.0, "per response"] > 5
     ratios = {"0.1": [], "0.3": [], "1.0": []}
     for row in card["by length"]:
         for noise, found in ratios.items():
