@@ -187,7 +187,9 @@ def grpo_fixed_point(card: dict) -> list[str]:
                 share = fixed(mean(row["share"] for row in here))
                 is_law = all(row["law exists"] for row in here)
                 lowest = min(row["largest probability"] for row in here)
-                fields.append(share if is_law else f"{share}; collapsed, p ≥ {fixed(lowest)}")
+                fields.append(
+                    share if is_law else f"{share}; collapsed, p ≥ {fixed(lowest - 5e-4, 3)}"
+                )
             lines.append(fields)
     titles = ["penalty", "÷ σ", "law − training", *(f"β = {beta:g}" for beta in betas)]
     return [
