@@ -439,7 +439,7 @@ def test_a_data_set_of_splits_and_an_endless_one_are_refused():
     with invalid("has the splits train, test. Pass one of them"):
         make_trainer(dataset=DatasetDict(train=rows, test=rows))
     stream = rows.to_iterable_dataset()
-    with invalid("IterableDataset has no length.*list"):
+    with invalid("IterableDataset, has no length.*list"):
         make_trainer(dataset=stream)
     trainer = make_trainer(dataset=list(stream.take(8)))
     assert len(next(iter(trainer.dataloader))["input_ids"]) == 8

@@ -448,8 +448,8 @@ def make_dataloader(
         )
     if not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"A {type(dataset).__name__} has no length and cannot be shuffled. Pass a list of its"
-            " first rows: list(dataset.take(1000))."
+            f"The dataset, {type(dataset).__name__}, has no length and cannot be shuffled. Pass a"
+            " list of its first rows: list(dataset.take(1000))."
         )
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = [name for name in dataset.column_names if name in COLUMNS]
