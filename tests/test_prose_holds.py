@@ -297,9 +297,9 @@ def judges_rise(run: Run) -> bool:
 
 
 def change_of(run: Run, probe: str) -> tuple[float, float]:
-    """Return a share's change by the fix in notebook 05, and its half-width."""
-    before, after = (run.audit(name).loc[probe] for name in ("pairs only", "with bad answers"))
-    return after.share - before.share, np.hypot(before.ci, after.ci)
+    """Return a share's change by the fix in notebook 05, and its half-width, paired by prompt."""
+    row = run.curves["audit change"]["probe"].index(probe)
+    return tuple(run.curve(column, "audit change")[row] for column in ("change", "±"))
 
 
 def added_kinds_pass(run: Run) -> bool:
@@ -439,12 +439,6 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "The share for `truncated` is higher": lambda run: (
             change_of(run, "truncated")[0] > 0
             and run.audit("with bad answers").share["truncated"] < PASS
-        ),
-        "The shares for `repeated` and `very long` also rose": lambda run: (
-            min(change_of(run, probe)[0] for probe in ("repeated", "very long")) > 0
-        ),
-        "Each of these two rises is smaller": lambda run: all(
-            0 < np.subtract(*change_of(run, probe)[::-1]) for probe in ("repeated", "very long")
         ),
         "On `off topic` the model is still guessing": lambda run: (
             abs(run.audit("with bad answers").share["off topic"] - 0.5)
