@@ -1,5 +1,7 @@
 """The page about the real chat model and the README's examples, against the committed cards."""
 
+import json
+
 import pytest
 
 from docs._ext import real_model
@@ -18,3 +20,16 @@ def test_the_readme_shows_answers_that_obey_only_after_training():
     assert header == "| question | before | after |"
     assert len(rows) == 2
     assert all(row.count(" | ") == 2 for row in rows)
+
+
+def test_a_larger_kl_coefficient_costs_less_and_gains_less():
+    """As the page says of notebook 04; no coefficient has a large gain at a small cost."""
+    runs = []
+    for file in real_model.KL_COEFFICIENTS.values():
+        card = json.loads((real_model.CARDS / file).read_text(encoding="utf-8"))
+        numbers = card["metrics"]
+        gain = numbers["score_after"] - numbers["score_before"]
+        runs.append((gain, numbers["kl_after"], numbers["added_loss"]))
+    assert runs == sorted(runs, reverse=True)
+    assert [run[1:] for run in runs] == sorted((run[1:] for run in runs), reverse=True)
+    assert not any(gain >= 1 and added <= 0.1 for gain, _, added in runs)

@@ -27,6 +27,12 @@ NOTEBOOK_ROWS = (  # notebook, what is measured, its metrics before and after
     ("08_verifiable_rewards", "08: share that obeys", "pass@1_before", "pass@1_after"),
 )
 SEEDS = (0, 1, 2)
+# Runs of notebook 04 with other KL coefficients, all at seed 0.
+KL_COEFFICIENTS = {
+    "0.05": "04_gpt2_imdb_ppo.json",
+    "0.1": "04_kl_coef_0.1.json",
+    "0.4": "04_kl_coef_0.4.json",
+}
 # Places of the examples among a run's thirty texts, fixed before the runs.
 EXAMPLES = (0, 5, 13, 27)
 
@@ -146,6 +152,23 @@ def notebook_card(notebook: str, seed: int) -> dict:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
+def kl_coefficient_table() -> list[str]:
+    """Return a row per run of notebook 04: what a KL coefficient gains and costs."""
+    lines = [
+        "| KL coefficient of 04 | score | second judge | KL, nats | rise of the loss on reviews |",
+        "|---|---|---|---|---|",
+    ]
+    for coefficient, file in KL_COEFFICIENTS.items():
+        card = json.loads((CARDS / file).read_text(encoding="utf-8"))
+        numbers = card["metrics"]
+        fields = [coefficient]
+        for name in ("score", "second"):
+            fields.append(f"{numbers[f'{name}_before']:.2f} → {numbers[f'{name}_after']:.2f}")
+        fields += [f"{numbers['kl_after']:.1f}", f"{numbers['added_loss']:+.2f}"]
+        lines.append(f"| {' | '.join(fields)} |")
+    return lines
+
+
 def readme_examples() -> list[str]:
     """Return seed 0's first two texts that obey their instruction only after training."""
     lines = ["| question | before | after |", "|---|---|---|"]
@@ -168,7 +191,7 @@ def tables() -> str:
     """Return the generated part of the page."""
     cards = read_cards()
     blocks = [setting(cards), instruction_table(cards), cost_table(cards)]
-    blocks += [notebook_table()]
+    blocks += [notebook_table(), kl_coefficient_table()]
     blocks += [["**Unedited answers of seed 0** (⏎ is a line break):"], examples()]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n\n"
 
