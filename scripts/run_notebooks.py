@@ -54,7 +54,11 @@ live_lines = Progress(
 
 
 class Client(PapermillNotebookClient):
-    """Start kernels with this Python, and record their processes."""
+    """Start kernels with this Python, record their processes, and keep their stderr in a file."""
+
+    def __init__(self, nb_man, log: Path, **kwargs):
+        super().__init__(nb_man, **kwargs)
+        self.log_file = log
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
@@ -62,6 +66,10 @@ class Client(PapermillNotebookClient):
         if zmq.has("curve"):  # otherwise each kernel warns about unencrypted ports
             manager.transport_encryption = "auto"
         return manager
+
+    def start_new_kernel(self, **kwargs):
+        with self.log_file.open("wb") as log:
+            super().start_new_kernel(stderr=log, **kwargs)
 
     def start_new_kernel_client(self, **kwargs):
         processes[self.nb.metadata.course] = self.km.provisioner.process
@@ -75,6 +83,7 @@ class Engine(NBClientEngine):
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
         client = Client(
             nb_man,
+            log=kwargs["log"],
             kernel_name=kernel_name,
             startup_timeout=kwargs["start_timeout"],
             # papermill's cwd option is not thread-safe.
@@ -273,6 +282,7 @@ def run_cells(name: str, chosen: argparse.Namespace) -> str:
             kernel_name="python3",
             progress_bar=False,
             on_cell_executed=lambda **_: live_lines.advance(line),
+            log=target.with_suffix(".log"),
         )
     except PapermillExecutionError as error:
         return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
@@ -283,7 +293,7 @@ def run_cells(name: str, chosen: argparse.Namespace) -> str:
         if code == -9:
             advice = "Memory probably ran out; use a smaller preset or batch_size."
             return f"The kernel was killed. {advice}"
-        return f"The kernel returned {code}."
+        return f"The kernel returned {code}; its messages are in {target.with_suffix('.log')}."
     finally:
         live_lines.remove_task(line)
     return ""

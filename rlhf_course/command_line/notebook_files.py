@@ -183,5 +183,9 @@ def other_seeds(card: dict, seeds: dict[str, dict]) -> str:
     others = [run for seed, run in seeds.items() if seed != str(card["seed"])]
     if not others:
         return ""
-    ends = [f"{run[f'{metric}_after']:.2f}" for run in others]
+    ends = []
+    for run in others:
+        failed = run["checks"] - run["passed"]
+        note = f" ({failed} failed)" if failed else ""
+        ends.append(f"{run[f'{metric}_after']:.2f}{note}")
     return f"; at other seeds {', '.join(ends)}"
