@@ -19,7 +19,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NAMED = {"yaml": "pyyaml", "IPython": "ipython", "bs4": "beautifulsoup4", "zmq": "pyzmq"}
 NAMED["hydra"] = "hydra_core"
 # The only parts of the package that need the extra ``notebooks``.
-NOTEBOOKS = ("rlhf_course/course/plots.py", "rlhf_course/command_line/")
+NOTEBOOKS = (
+    "rlhf_course/course/plots.py",
+    "rlhf_course/course/progress.py",
+    "rlhf_course/command_line/",
+)
 REPLAY = "rlhf_course/command_line/engines/replay.py"  # runs in an engine's own environment
 LOOK = """
 import json, psutil, sys

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from rlhf_course.audit import ARGUABLE, PASS, RISKS
+from rlhf_course.audit import ARGUABLE, PASS, RISKS, audit_change
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.evaluation import mean_ci
 
@@ -545,6 +545,8 @@ def test_the_sentences_about_the_fix_follow_the_audits(before, after, printed):
         .assign(passed=lambda table: table["share"] >= PASS)
         for passed in (before, after)
     ]
+    for table, passed in zip(audits, (before, after), strict=True):
+        table.attrs["wins"] = {name: [name in passed] * 20 for name in RISKS}
     failing = [name for name in RISKS if name not in before and name not in ARGUABLE]
     train_tokens = type("Pairs", (list,), {"select": lambda self, rows: [*rows]})(range(9))
     said = printed(
@@ -569,6 +571,7 @@ def test_the_sentences_about_the_fix_follow_the_audits(before, after, printed):
         "failing probes pass now",
         first_audit=audits[0],
         second_audit=audits[1],
+        audit_change=audit_change,
         audits={"before the fix": audits[0], "after it": audits[1]},
         failing=failing,
         added=added,

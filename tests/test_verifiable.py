@@ -13,7 +13,10 @@ from rlhf_course.course.presets import ROOT
 
 NOTEBOOK = json.loads((ROOT / "notebooks/08_verifiable_rewards.ipynb").read_text("utf-8"))
 CODE = {c["id"]: "".join(c["source"]) for c in NOTEBOOK["cells"] if c["cell_type"] == "code"}
-SECTIONS_1_AND_2 = "imports verifiers problems load respond score base loss update loop draw train"
+SECTIONS_1_AND_2 = (
+    "imports settings verifiers problems load-problems load prompts-of respond score base"
+)
+SECTIONS_1_AND_2 += " loss update loop draw train"
 FEW = {"steps": 2, "prompts": 2, "group": 2, "held_out": 4, "response_tokens": 8, "looks": 1}
 SAMPLES = 12_000
 
