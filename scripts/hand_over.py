@@ -218,7 +218,7 @@ def on_cpu(batch: Samples | update.Experience):
 def ppo_loss(
     new_logprobs, old_logprobs, noise, experience: update.Experience, config
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the policy and value losses (scalars); ``noise`` (B, R) moves the new values, too."""
+    """Return the policy and value losses (scalars); ``noise`` (B, R) also moves the new values."""
     value_losses, _ = ppo.value_loss(
         experience.values + noise, experience.values, experience.returns, config.cliprange_value
     )
