@@ -9,6 +9,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from threading import Event
 
@@ -29,6 +30,8 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, SMALL, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
+# The folders of notebooks that run only on request.
+FOLDERS = ("classic", "deeper")
 # Thresholds for glibc's malloc, in bytes. Smaller tensors reuse freed memory instead of getting
 # new pages. Larger tensors would fragment the heap, so their memory returns to the system.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
@@ -113,7 +116,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="NN",
-        help="notebooks whose name starts with NN; classic: the labs in notebooks/classic",
+        help="notebooks whose name starts with NN; classic or deeper: all in that folder",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("build"), help="output folder (default: build)"
@@ -156,22 +159,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def choose_names(parser: argparse.ArgumentParser, starts: list[str]) -> list[str]:
     """Return the notebooks whose names begin with one of ``starts``, or else all numbered ones.
 
-    The labs in ``classic`` run only on request: by their names, or all of them as ``classic``.
+    The notebooks in ``FOLDERS`` run only on request: by their names, or a whole folder by its name.
     """
     numbered = names_in("[0-9]*.ipynb")
-    labs = names_in("classic/*.ipynb")
+    in_folders = {folder: names_in(f"{folder}/*.ipynb") for folder in FOLDERS}
     if not starts:
         return numbered
+    names = [*numbered, *chain.from_iterable(in_folders.values())]
     chosen = set()
     for start in starts:
-        matches = [name for name in [*numbered, *labs] if name.startswith(start)]
-        if start == "classic":
-            matches = labs
+        matches = in_folders.get(start) or [name for name in names if name.startswith(start)]
         if not matches:
-            known = ", ".join([*numbered, *labs])
-            parser.error(f"no notebook starts with {start}; there are {known}")
+            parser.error(f"no notebook starts with {start}; there are {', '.join(names)}")
         chosen |= set(matches)
-    return [name for name in [*numbered, *labs] if name in chosen]
+    return [name for name in names if name in chosen]
 
 
 def names_in(pattern: str) -> list[str]:
@@ -182,8 +183,8 @@ def names_in(pattern: str) -> list[str]:
 
 def source_of(name: str) -> Path:
     """Return a notebook's path from its name; names are unique across the folders."""
-    numbered = NOTEBOOKS / f"{name}.ipynb"
-    return numbered if numbered.exists() else NOTEBOOKS / "classic" / f"{name}.ipynb"
+    paths = [NOTEBOOKS / folder / f"{name}.ipynb" for folder in ("", *FOLDERS)]
+    return next(path for path in paths if path.exists())
 
 
 def default_jobs(chosen: argparse.Namespace) -> int:

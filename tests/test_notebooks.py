@@ -27,6 +27,9 @@ from scripts import run_notebooks as runner
 CARD = {"wall_s": 83.2, "peak_rss_mb": 1024}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 LABS = sorted((ROOT / "notebooks" / "classic").glob("*.ipynb"))
+DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
+# The notebooks in deeper/ that CI runs; `make test-all` runs all of them.
+SAMPLE = ("engine_corrections", "length_drift")
 # The only notebook that shows a progress bar, finished, as its originals do.
 WITH_BAR = "imdb_lab"
 FINISHED_BAR = re.compile(r"100%\|█+\| (\d+)/\1 \[[^\r\n]+\]\n?")
@@ -74,6 +77,39 @@ def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path, run_
         assert card["metrics"][f"{judge}_after"] > card["metrics"][f"{judge}_before"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.notebook if path.stem in SAMPLE else pytest.mark.slow)
+        for path in DEEPER
+    ],
+    ids=lambda path: path.stem,
+)
+def test_a_deeper_notebook_passes_its_checks(path, tmp_path, run_notebooks):
+    run_notebooks("--only", path.stem)
+    assert not (tmp_path / "network.log").exists()
+    card = json.loads((tmp_path / "out" / "run_cards" / f"{path.stem}.json").read_text())
+    assert card["checks"] and all(check["passed"] for check in card["checks"].values())
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *DEEPER], ids=lambda path: path.stem)
+def test_a_notebook_can_be_read_in_an_evening(path):
+    cells = nbformat.read(path, as_version=4).cells
+    most_cells, most_words = 50, 2200
+    if path.stem == "00_hello_rlhf":
+        most_cells, most_words = 30, 1200
+    if path in DEEPER:
+        most_cells = 40
+    words = sum(len(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
+    code = [cell.source.splitlines() for cell in cells if cell.cell_type == "code"]
+    assert len(cells) <= most_cells
+    assert words <= most_words
+    assert max(len(lines) for lines in code) <= 25
+    if path in NOTEBOOKS:
+        assert len(read_card(MEASURED / f"{path.stem}.json")["checks"]) <= 8
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_figures_in_outputs_are_those_of_figs(path):
     for cell in nbformat.read(path, as_version=4).cells:
@@ -85,7 +121,7 @@ def test_figures_in_outputs_are_those_of_figs(path):
                 )
 
 
-@pytest.mark.parametrize("path", [*NOTEBOOKS, *LABS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *LABS, *DEEPER], ids=lambda path: path.stem)
 def test_committed_outputs_belong_to_their_cells(path):
     """Rendered by ``make render``; whoever edits a cell renders again."""
     notebook = nbformat.read(path, as_version=4)

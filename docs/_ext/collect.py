@@ -29,6 +29,7 @@ PAGES = (
     "LICENSE",
     "notebooks/*.ipynb",
     "notebooks/classic/*.ipynb",
+    "notebooks/deeper/*.ipynb",
     "notebooks/exercises/*[!d].ipynb",  # not those that are solved
     "notebooks/practice/*.ipynb",
     "notebooks/practice/README.md",
