@@ -56,9 +56,13 @@ def result(compute: Callable[[], dict], title: str, description: str) -> Callabl
 def run_cells(notebook: str, *marks: str, **names) -> dict:
     """Run, in order, a notebook's code cells that contain a mark; return their global names.
 
-    ``names`` are global names that exist before the first cell. Prints and plots are dropped.
+    The notebook is in notebooks/ or in notebooks/deeper/. ``names`` are global names that exist
+    before the first cell. Prints and plots are dropped.
     """
-    cells = nbformat.read(ROOT / f"notebooks/{notebook}.ipynb", as_version=4).cells
+    path = ROOT / f"notebooks/{notebook}.ipynb"
+    if not path.exists():
+        path = ROOT / f"notebooks/deeper/{notebook}.ipynb"
+    cells = nbformat.read(path, as_version=4).cells
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
     for mark in marks:
         if not any(mark in source for source in sources):
