@@ -80,6 +80,24 @@ def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
         load_preset("05_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})
 
 
+def test_a_table_of_some_settings_has_these_rows_in_this_order():
+    settings = load_preset("05_lora_rlhf_baichuan", "tiny", {"steps": 3})
+    table = settings.table("steps", "learning_rate").data
+    assert [*table.index] == ["steps", "learning_rate"] and table.loc["steps", "in use"] == 3
+    assert len(settings.table().data) == len(vars(settings)) - 1
+    with pytest.raises(KeyError, match="stepz"):
+        settings.table("stepz")
+
+
+def test_a_table_may_show_only_the_settings_that_matter():
+    settings = load_preset("01_reward_modeling", "tiny", {"epochs": 2})
+    assert len(settings.table().data) == len(vars(settings)) - 1
+    few = settings.table("learning_rate", "epochs").data
+    assert [*few.index] == ["learning_rate", "epochs"] and few.loc["epochs", "in use"] == 2
+    with pytest.raises(KeyError):
+        settings.table("learning_rates")
+
+
 def test_a_metric_of_nan_is_null(tmp_path):
     card = RunCard("mine", "tiny", 0, tmp_path)
     card.metric("score", math.nan)

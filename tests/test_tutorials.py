@@ -45,15 +45,21 @@ def test_a_preset_changes_with_its_row(notebook):
 
 
 def test_every_table_of_settings_is_shown():
+    """The page has one table per notebook, with a row per setting, and all four columns."""
+    page = (ROOT / "docs/from-tutorials.md").read_text(encoding="utf-8")
+    shown = [name for _, name, _ in tutorials.SETTINGS.findall(page)]
+    assert sorted(shown) == NOTEBOOKS
     for notebook in NOTEBOOKS:
-        code = ["".join(cell["source"]) for cell in cells(notebook) if cell["cell_type"] == "code"]
-        assert any('"published.yaml"' in cell for cell in code), notebook
+        rows = tutorials.settings(notebook).splitlines()[2:]
+        names = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+        assert names == [*PUBLISHED[notebook]]
+        assert all(row in page and row.count(" | ") == 3 for row in rows)
 
 
-def test_the_yardsticks_are_those_of_the_run_cards():
+def test_the_tables_are_those_of_the_run_cards_and_of_the_published_settings():
     for path in tutorials.PAGES:
         page = path.read_text(encoding="utf-8")
-        assert page == tutorials.with_yardsticks(page) != tutorials.BLOCK.sub("", page), (
+        assert page == tutorials.with_tables(page) != tutorials.BLOCK.sub("", page), (
             "run python docs/_ext/tutorials.py"
         )
 

@@ -1,4 +1,4 @@
-"""Write a table of the tutorials' results and ours into from-tutorials.md and the README.
+"""Write tables of the tutorials' results and settings into from-tutorials.md and the README.
 
 The tutorials' numbers come from published.yaml in the presets' folder; ours come from run cards.
 Run this after ``make render``: python docs/_ext/tutorials.py
@@ -17,6 +17,7 @@ PUBLISHED = ROOT / "rlhf_course/course/configs/published.yaml"
 PAGES = (ROOT / "docs/from-tutorials.md", ROOT / "README.md")
 CARD = "04_gpt2_imdb_ppo.json"
 BLOCK = re.compile(r"(<!-- yardsticks: .*? -->\n).*?(\n<!-- end of yardsticks -->)", re.S)
+SETTINGS = re.compile(r"(<!-- settings of (\w+): .*? -->\n).*?(\n<!-- end of settings -->)", re.S)
 KINDS = ("mean", "median")
 OURS = (  # mean and median score in a run card
     "{0[score_before]:z.2f} → {0[score_after]:z.2f}",
@@ -40,11 +41,22 @@ def yardsticks() -> str:
     return "\n".join(rows).replace("-0.", "−0.")
 
 
-def with_yardsticks(page: str) -> str:
-    """Return the page with a new table between the two marks."""
-    return BLOCK.sub(lambda marks: marks[1] + yardsticks() + marks[2], page)
+def settings(notebook: str) -> str:
+    """Return a table in Markdown of a tutorial's settings and those of our preset full."""
+    published = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))[notebook]
+    rows = ["| setting | as published | preset `full` | why |", "|---|---|---|---|"]
+    for name, cells in published.items():
+        texts = [", ".join(map(str, x)) if isinstance(x, list) else str(x) for x in cells]
+        rows.append(f"| {name} | {' | '.join(texts)} |")
+    return "\n".join(rows)
+
+
+def with_tables(page: str) -> str:
+    """Return the page with new tables between the marks."""
+    page = BLOCK.sub(lambda marks: marks[1] + yardsticks() + marks[2], page)
+    return SETTINGS.sub(lambda marks: marks[1] + settings(marks[2]) + marks[3], page)
 
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(with_yardsticks(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")

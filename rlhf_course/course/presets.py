@@ -39,10 +39,14 @@ class Settings(SimpleNamespace):
         super().__init__(**values)
         self._spec = spec
 
-    def table(self) -> Styler:
-        """Return a table of each setting's current value, its presets' values and its meaning."""
+    def table(self, *names: str) -> Styler:
+        """Return a table of each setting's current value, its presets' values and its meaning.
+
+        ``names`` limits the table to these settings, in this order; by default it has all of them.
+        """
         rows = {}
-        for key, entry in self._spec.items():
+        for key in names or self._spec:
+            entry = self._spec[key]
             presets = {name: entry[name] for name in presets_of(self._spec)}
             rows[key] = {"in use": getattr(self, key), **presets, "meaning": entry["help"]}
         table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
