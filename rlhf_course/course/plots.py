@@ -104,6 +104,31 @@ class LivePlot:
             display(training_curves(self.history), display_id=str(id(self)), update=is_shown)
 
 
+def loss_curve(
+    train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None
+) -> Figure:
+    """Draw training loss by step, and held-out loss before and after training.
+
+    train has columns step and loss, such as a trainer's log; rows without a loss are left out.
+    chance, if given, is the loss of a model without preference, and becomes a dotted line.
+    """
+    train = train.dropna(subset="loss")
+    figure, axis = panels(figsize=(6.5, 3))
+    axis.plot(train["step"], train["loss"], color=COLORS["reference"], lw=1.2, label="training")
+    ends = [0, train["step"].max()]
+    axis.plot(ends, held_out, color=COLORS["policy"], marker="o", ls="none", label="held out")
+    for step, loss in zip(ends, held_out, strict=True):
+        axis.annotate(
+            f"{loss:.2f}", (step, loss), xytext=(0, 7), textcoords="offset points", ha="center"
+        )
+    if chance is not None:
+        axis.axhline(chance, color="0.3", ls=":", lw=1.2, label="ln 2")
+    axis.set(xlabel="step", ylabel="loss, nats")
+    axis.margins(y=0.15)
+    axis.legend()
+    return figure
+
+
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
     """Draw histograms of a quantity before and after training; mark the means."""
     figure, axis = panels(figsize=(6.5, 3.2))
