@@ -14,7 +14,7 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.data import load_pairs
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.synthetic import build, dialogues
-from rlhf_course.synthetic.dialogues import gold_utility, make_pairs
+from rlhf_course.synthetic.dialogues import TOPICS, draw_answers, gold_utility, make_pairs
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +161,22 @@ def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
     own = load_preset("01_reward_modeling", "full", {"dataset": "my/pairs", "model": "my/base"})
     assert vars(build.prepare_reward_model(own)) == {"dataset": "my/pairs", "model": "my/base"}
     assert asked == ["my/base"]
+
+
+def test_answers_to_a_prompt_are_those_of_its_pairs(pairs):
+    """Their utilities have the same distribution, and no tip of an earlier turn comes again."""
+    several = [p for p in pairs if p.prompt.count("Human:") == 2][:200]
+    drawn = {p.prompt: draw_answers(p.prompt, 4) for p in several}
+    assert draw_answers(several[0].prompt, 4) == drawn[several[0].prompt]
+    assert draw_answers(several[0].prompt, 4, seed=1) != drawn[several[0].prompt]
+    means = [
+        np.mean([gold_utility(p.prompt, text) for p in several for text in texts(p)])
+        for texts in (lambda p: drawn[p.prompt], lambda p: (p.chosen, p.rejected))
+    ]
+    assert means[0] == pytest.approx(means[1], abs=0.2)
+    tips = [tip.replace("*", "").partition(">")[0] for t in TOPICS.values() for tip in t["tips"]]
+    for prompt, answers in drawn.items():
+        earlier = [tip for tip in tips if tip.lower() in prompt.lower()]
+        assert not any(tip.lower() in text.lower() for text in answers for tip in earlier)
+    with pytest.raises(ValueError, match="'How do I do that.' is on none of the world's topics"):
+        draw_answers("\n\nHuman: How do I do that?\n\nAssistant:", 2)

@@ -149,3 +149,19 @@ def make_pairs(n: int, seed: int = 0) -> list[Pair]:
     Pair i depends only on (seed, i).
     """
     return [_make_pair(random.Random(f"{seed}-{i}")) for i in range(n)]
+
+
+def draw_answers(prompt: str, n: int, seed: int = 0) -> list[str]:
+    """Draw n answers to one of this world's prompts, as :func:`make_pairs` does; some may be equal.
+
+    They repeat no tip of an earlier turn. Raises ``ValueError`` for a question on no topic.
+    """
+    question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
+    topic = _topic_of(_stems(question))
+    if topic is None:
+        raise ValueError(f"The question {question.strip()!r} is on none of the world's topics.")
+    tips = [tip.replace("*", "") for tip in TOPICS[topic]["tips"]]
+    known = prompt.lower()
+    tips = [tip for tip in tips if tip.partition(">")[0].lower() not in known]
+    rng = random.Random(f"{seed}-{prompt}")
+    return [_answer(rng, tips) for _ in range(n)]
