@@ -105,9 +105,7 @@ def test_the_code_of_the_page_about_your_own_run_runs(tmp_path, monkeypatch):
     names |= {"ANSWERS": tmp_path / "a.jsonl"}
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     monkeypatch.chdir(tmp_path)
-    cells = nbformat.read(ROOT / "notebooks/09_your_own_feedback.ipynb", as_version=4).cells
-    session = next(cell.source for cell in cells if cell.source.startswith("class Session"))
-    for block in (number, code, critic, chat, pairs, "import json, os\n" + session, plan):
+    for block in (number, code, critic, chat, pairs, plan):
         exec(block, names)
     written = [json.loads(row) for row in Path("train.jsonl").read_text().splitlines()]
     assert written == [{"prompt": "It", "chosen": " is good", "rejected": " is bad"}]
