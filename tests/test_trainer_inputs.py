@@ -69,7 +69,7 @@ def test_unknown_names_list_the_valid_ones():
 
 
 def test_only_the_penalty_kl_is_without_a_warning():
-    """The others in the reward lead elsewhere: notebook 03, section 17."""
+    """The others in the reward lead elsewhere: notebooks/deeper/five_penalties."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         PPOConfig(), PPOConfig(kl_penalty="abs"), PPOConfig(kl_penalty="mse")

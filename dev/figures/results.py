@@ -97,9 +97,8 @@ def compute_length_drift() -> dict:
     """Return the drift of lengths by divisor, group size and share of right answers; and paths."""
     with float64():
         cells = run_cells(
-            "07_after_ppo",
+            "length_drift",
             "import matplotlib.pyplot as plt",
-            "def group_advantages",
             "def answers(theta)",
             "def expected_gradient(theta, divisor",
             "paths = {}",
@@ -169,13 +168,12 @@ def compute_engine_corrections() -> dict:
     """Return in how many languages each correction is worse than none, and E[w²] against KL."""
     with float64():
         cells = run_cells(
-            "07_after_ppo",
+            "engine_corrections",
             "import matplotlib.pyplot as plt",
             "def tree(V, L)",
             "def language(seed)",
             "def forms(ratio)",
             "def errors(theta, off",
-            "def clipped",
         )
         errors, tree = cells["errors"], cells["tree"]
         places = cells["contexts"], cells["sequences"]
@@ -207,7 +205,7 @@ def compute_engine_corrections() -> dict:
 
 
 def one_language(errors: Callable, places: tuple, length: int, seed: int) -> dict:
-    """Return bias left, E[w²] and KL for one language of section 10's cell ``at_length``."""
+    """Return bias left, E[w²] and KL for one language, as the notebook's ``at_length``."""
     generator = torch.Generator().manual_seed(seed)
     logits, off = torch.randn(2, 2**10, 2, generator=generator)[:, : 2**length - 1]
     by_token, noise = torch.randn(2, 2**10, 2, generator=generator)
@@ -329,18 +327,15 @@ def compute_grpo_fixed_point() -> dict:
     """Return each loss's trained policy against the law, token by token, and its share of gain."""
     with float64():
         cells = run_cells(
-            "07_after_ppo",
+            "fixed_points",
             "import matplotlib.pyplot as plt",
             "def tree(V, L)",
             "def token_logprobs(theta)",
             "def language(seed)",
             "def measure(logp",
             "def optimum(ref, rewards",
-            "def clipped",
-            "def group_advantages",
             "def hyperbola",
             "def predict(reference",
-            "def grpo_loss(",
             "def grpo_losses",
             "def descend(",
             "def action_values",
@@ -489,16 +484,13 @@ def compute_penalty_placement() -> dict:
 
 
 def one_toy_language(seed: int) -> list[dict]:
-    """Run notebook 03's section 17 in one language."""
+    """Run the deeper notebook's cells in one language."""
     found = run_cells(
-        "03_ppo_step_by_step",
-        "from IPython.display import SVG",
+        "five_penalties",
+        "import matplotlib.pyplot as plt",
         "V, L = settings.toy_vocabulary",
         "def toy_policy",
-        "def toy_logprobs",
         "def objective(logp",
-        "toy_ref = ",
-        "optimum = (toy_ref",
         "def share_of_gain",
         "betas = settings.toy_betas",
         "ref_table = torch.zeros",
@@ -509,7 +501,6 @@ def one_toy_language(seed: int) -> list[dict]:
         overrides={},
         output_dir="build",
         seed=seed,
-        penalties=function("03_ppo_step_by_step", "penalties"),
     )
     rows = []
     for (place, penalty), by_beta in found["shares"].iterrows():
@@ -528,7 +519,7 @@ def one_toy_language(seed: int) -> list[dict]:
     " reward reaches 1 at every β; with the penalty in both places, kl, k3 and full reach it.",
 )
 def penalty_placement(card: dict) -> Figure:
-    """Draw the smallest share over the languages (notebook 03, figure 3.6, has one language)."""
+    """Draw the smallest share over the languages (the deeper notebook has one language)."""
     table = pd.DataFrame(card["table"])
     lowest = table.groupby(["place", "penalty", "β"])["share"].min().unstack()
     drawing, axes = plt.subplots(1, 3, sharey=True)
@@ -581,8 +572,8 @@ def one_token_whitened() -> dict:
     names = {"Samples": Samples, "make_experience": make_experience, "gae": gae}
     names |= {"replace": replace, "minibatch_loss": minibatch_loss, "forward": forward}
     names |= {"eos": tokenizer.eos_token_id}
-    whiten = function("06_reward_hacking", "whiten_minibatch")
-    step = function("06_reward_hacking", "old_ppo_step", whiten_minibatch=whiten, **names)
+    whiten = function("deeper/silent_bugs", "whiten_minibatch")
+    step = function("deeper/silent_bugs", "old_ppo_step", whiten_minibatch=whiten, **names)
     lost = {}
     queries = [torch.tensor(tokenizer("This film is")["input_ids"])] * 8
     answers = [torch.tensor(tokenizer(" a good film")["input_ids"])] * 8

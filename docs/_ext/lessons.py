@@ -33,7 +33,8 @@ NAMES = {
 }  # fmt: skip
 BASES = dict.fromkeys(("abs", "mse", "full", "k1", "k2", "k3"), "kl")
 BASES |= {"epochs-16-no-clip": "epochs-16"}  # the base of all other variants is ppo
-NOTEBOOKS = {"02": "02_why_ppo", "03": "03_ppo_step_by_step", "07": "07_after_ppo"}
+PENALTIES = "five penalties § 4"
+NOTEBOOKS = {"02": "02_why_ppo", "five penalties": "deeper/five_penalties"}
 COLUMNS = ("J", "score", "KL", "second judge")
 
 
@@ -65,8 +66,8 @@ def toy() -> list[Lesson]:
 
 
 def penalty_lessons() -> list[Lesson]:
-    """Return the lessons of notebook 03, section 17, about penalties in the reward."""
-    table = measured("03_ppo_step_by_step")["curves"]["placements"]
+    """Return the lessons of deeper/five_penalties about penalties in the reward."""
+    table = measured("five_penalties")["curves"]["placements"]
     share = {}
     kl = {}
     for row, penalty in enumerate(table["penalty"]):
@@ -76,9 +77,9 @@ def penalty_lessons() -> list[Lesson]:
     lessons = []
     for kind in ("abs", "mse", "full"):
         words = f"share of the gain {share[kind]:.2f}; `kl` {share['kl']:.2f}"
-        lessons.append((kind, "J", words, sign(share[kind] - share["kl"], 0.01), "03 § 17"))
+        lessons.append((kind, "J", words, sign(share[kind] - share["kl"], 0.01), PENALTIES))
     words = f"KL {kl['full']:.2f}; `kl` {kl['kl']:.2f}"
-    lessons.append(("full", "KL", words, sign(kl["full"] - kl["kl"], 0.01), "03 § 17"))
+    lessons.append(("full", "KL", words, sign(kl["full"] - kl["kl"], 0.01), PENALTIES))
     return lessons
 
 
@@ -254,7 +255,8 @@ def tables() -> str:
     for variant, column, words, expected, source in toy():
         gap, width = difference(cards, variant, column)
         what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} in {column}"
-        source = f"[{source}](../notebooks/{NOTEBOOKS[source[:2]]}.ipynb)"
+        notebook = NOTEBOOKS[source.partition(" §")[0]]
+        source = f"[{source}](../notebooks/{notebook}.ipynb)"
         row = NAMES[variant], source, words, what, f"{column} {gap:+.2f} ± {width:.2f}"
         lines.append(f"| {' | '.join(row)} | {phrases[variant, column]} |")
     counts = [f"{count} × *{phrase}*" for phrase, count in Counter(phrases.values()).items()]
