@@ -17,6 +17,7 @@ MAY_USE = {  # a part of the package → the parts that it may import
     "policy": {"runtime"},
     "rewards": {"runtime", "data", "policy"},
     "helpers": {"data"},
+    "clinic": {"data", "policy", "rewards", "ppo", "evaluation", "course", "synthetic"},
     "feedback": set(),
     "audit": {"runtime", "data", "rewards", "evaluation"},
     "ppo": {"runtime", "data", "policy"},

@@ -1,6 +1,6 @@
 """Check exercise 5, stop in time: score a stopping rule on over-optimizing runs.
 
-The runs come from notebook 06's "Over-optimization without RL": the best policy for a
+The runs come from "Over-optimization without RL" in deeper/over_optimization: the best policy for a
 reward model is known at every KL coefficient, so a run needs no training.
 """
 
