@@ -16,7 +16,7 @@ from rlhf_course.data import held_out_reviews, load_reviews
 OUTCOMES = {  # figures whose captions begin with the outcome of a run
     "01_reward_modeling": ("1.1", "1.2", "1.3", "1.4"),
     "04_gpt2_imdb_ppo": ("4.2", "4.3", "4.4"),
-    "05_lora_rlhf_baichuan": ("5.2", "5.4", "5.5", "5.7"),
+    "05_lora_rlhf_baichuan": ("5.2", "5.4", "5.6"),
 }
 OPENINGS = shipped("models/imdb-openings")
 

@@ -13,7 +13,8 @@ def split_w_pack(packed):
     """Split W_pack into query, key and value matrices: (3H, H) → three (H, H).
 
     Baichuan computes query, key and value in one matrix product, `x @ W_pack.T`, and
-    then splits the result. Llama has three separate matrices.
+    then splits the result. Llama has three separate matrices: [Memory and
+    layouts](../deeper/memory_and_layouts.ipynb), section 1.
     """
     return tuple(packed.chunk(3))
 
@@ -69,7 +70,8 @@ def normalize_head(weight):
     """Convert Baichuan 2's vocabulary projection to a linear layer: (V, H) → (V, H).
 
     Baichuan 2 scales each token's row to length 1 before each matrix product. If you
-    scale the rows once and save them, the model needs no special code.
+    scale the rows once and save them, the model needs no special code: [Memory and
+    layouts](../deeper/memory_and_layouts.ipynb), section 1.
     """
     return weight / weight.norm(dim=1, keepdim=True)
 
@@ -123,7 +125,8 @@ def lora_forward(x, weight, adapters, active, alpha):
 
     A is (r, I) and B is (O, r). Use only the adapter named `active`. If `active` is
     None, use only the base; the base is the reference if the policy's adapter is new.
-    Scale the adapter's output by `alpha` / r.
+    Scale the adapter's output by `alpha` / r: [Memory and
+    layouts](../deeper/memory_and_layouts.ipynb), section 2.
     """
     output = x @ weight.T
     if active is not None:
