@@ -179,7 +179,8 @@ def kl_error(p, ref_p):
     first token. Responses are drawn from the masked policy, so EOS is never the first
     token. The true KL compares the masked policy with the masked reference; the
     reported KL compares unmasked log-probabilities of the same tokens. Return the mean
-    of true minus reported KL.
+    of true minus reported KL. [Silent bugs](../deeper/silent_bugs.ipynb), case a, shows
+    this error in a run.
     """
     return (torch.log1p(-ref_p) - torch.log1p(-p)).mean()
 
@@ -236,6 +237,7 @@ def balance(longer_won):
     If the longer answer mostly wins (or mostly loses), a reward model learns length.
     If the rarer kind has n rows, keep the first n rows of each kind. Return the indices
     of these rows in their original order.
+    [Over-optimization](../deeper/over_optimization.ipynb), case b, uses such pairs.
     """
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     kept, left = [], {True: n, False: n}
