@@ -7,14 +7,12 @@ import nbformat
 import pandas as pd
 import pytest
 
+from rlhf_course.clinic import show
 from rlhf_course.course.presets import ROOT, load_preset
-from rlhf_course.evaluation import mean_ci
-from rlhf_course.synthetic import chinese
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 COLUMNS = "text query response prompt chosen rejected question answer".split()
 TEXTS = pd.DataFrame(dict.fromkeys(COLUMNS, [MARKUP])).assign(score=1.23456)
-NAMES = {"pd": pd, "mean_ci": mean_ci, "chinese": chinese}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +25,6 @@ NAMES = {"pd": pd, "mean_ci": mean_ci, "chinese": chinese}
         ("04_gpt2_imdb_ppo", "styled = pairs", {"pairs": TEXTS}),
         ("04_gpt2_imdb_ppo", "lowest = after", {"after": TEXTS}),
         ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "synthetic": False}),
-        ("06_reward_hacking", "def show", {"policies": {"SFT": TEXTS.assign(gold=1.0)}, **NAMES}),
     ],
 )
 def test_a_table_of_texts_is_escaped(notebook, begins, names):
@@ -42,6 +39,11 @@ def test_a_table_of_texts_is_escaped(notebook, begins, names):
     assert not re.search("<script|<img", html) and "&lt;script&gt;" in html
     if "score" in html:
         assert ("1.23<" in html) == ("precision" in code or ".2f" in code)
+
+
+def test_the_clinics_table_of_answers_is_escaped():
+    html = show({"SFT": TEXTS.assign(gold=1.0)}).to_html()
+    assert not re.search("<script|<img", html) and "&lt;script&gt;" in html
 
 
 def test_a_setting_is_escaped():
