@@ -10,23 +10,23 @@ import torch
 from dev.simulated_hub import serve
 from dev.simulated_hub.chat import verifiable_repositories
 from rlhf_course.course.presets import ROOT
+from rlhf_course.data.instructions import TRAINED
+from rlhf_course.problems import instruction_problems, sums
 
-NOTEBOOK = json.loads((ROOT / "notebooks/08_verifiable_rewards.ipynb").read_text("utf-8"))
-CODE = {c["id"]: "".join(c["source"]) for c in NOTEBOOK["cells"] if c["cell_type"] == "code"}
-SECTIONS_1_AND_2 = (
-    "imports settings verifiers problems load-problems load prompts-of respond score base"
-)
-SECTIONS_1_AND_2 += " loss update loop draw train"
+SECTIONS_1_AND_2 = "imports settings verifiers load-problems load prompts-of respond score base"
+SECTIONS_1_AND_2 += " loss loop train train-run"
 FEW = {"steps": 2, "prompts": 2, "group": 2, "held_out": 4, "response_tokens": 8, "looks": 1}
 SAMPLES = 12_000
 
 
-def run(cells: list[str], parameters: dict) -> dict:
-    """Run the named code cells; return the notebook's variables."""
+def run(cells: list[str], parameters: dict, name: str = "08_verifiable_rewards") -> dict:
+    """Run the named code cells of a notebook; return its variables."""
     mpl.use("agg")
+    notebook = json.loads((ROOT / f"notebooks/{name}.ipynb").read_text("utf-8"))
+    code = {c["id"]: "".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"}
     names = {"__name__": "notebook", "seed": 0} | parameters
     for cell in cells:
-        exec(compile(CODE[cell], f"cell {cell}", "exec"), names)
+        exec(compile(code[cell], f"cell {cell}", "exec"), names)
     return names
 
 
@@ -81,17 +81,42 @@ def test_samples_at_full_follow_the_scored_distribution(at_full):
 
 
 def test_problems_that_no_answer_solves_stop_no_section(tmp_path, capsys):
-    """A file of one's own, and groups so small that few are live."""
+    """A file of one's own."""
     rows = [{"question": f"{i}+{i}=", "answer": "unknown"} for i in range(10, 30)]
     file = tmp_path / "problems.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     overrides = FEW | {"dataset": str(file), "prompts": 1, "pass_prompts": 2}
     parameters = {"preset": "scratch", "overrides": overrides, "output_dir": str(tmp_path)}
-    sections_3_to_5 = "after parts dead right-of bases pass-at-k toy toy-curves dynamic"
-    names = run([*SECTIONS_1_AND_2.split(), *sections_3_to_5.split()], parameters)
+    sections_3_and_4 = "after parts right-of bases pass-at-k"
+    names = run([*SECTIONS_1_AND_2.split(), *sections_3_and_4.split()], parameters)
     printed = capsys.readouterr().out
     assert "No group was live" in printed
     assert "easier problems, another model" in printed
+    assert (names["passes"]["policy"] == 0).all()
+
+
+def test_dynamic_sampling_draws_what_the_formula_says_if_few_groups_are_live(tmp_path):
+    few = {"prompts": 1, "group": 2, "pass_prompts": 2, "draws": 4}
+    parameters = {"preset": "tiny", "overrides": few, "output_dir": str(tmp_path)}
+    cells = "imports settings pass-rates dynamic".split()
+    names = run(cells, parameters, "deeper/rare_tokens")
     expected = 1 / names["live"]
     mean, half_width = names["drawn_groups"]
     assert abs(mean - expected) < 2 * half_width
+
+
+def test_sums_have_their_digits_and_their_answers():
+    problems = sums(200, 2, 5, seed=1)
+    assert problems == sums(200, 2, 5, seed=1) != sums(200, 2, 5, seed=2)
+    numbers = [problem["question"].removesuffix("=").split("+") for problem in problems]
+    assert {len(a) for a, _ in numbers} == {2, 3, 4, 5}
+    assert all(len(a) == len(b) for a, b in numbers)
+    assert [int(a) + int(b) for a, b in numbers] == [int(p["answer"]) for p in problems]
+
+
+def test_instructions_take_turns():
+    problems = instruction_problems("test", TRAINED)
+    names = [instruction.name for instruction in TRAINED]
+    assert [problem["answer"] for problem in problems[:6]] == names * 2
+    for problem, instruction in zip(problems, TRAINED, strict=False):
+        assert problem["question"].endswith(f"? {instruction.words}")
