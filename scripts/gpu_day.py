@@ -42,7 +42,6 @@ REHEARSAL = {  # notebook, and its preset if not tiny → settings
         "mini_batch_size": 8,
         "eval_queries": 16,
         "probe_queries": 8,
-        "judge_reviews": 16,
     },
 }
 REAL_MODEL = ("04_gpt2_imdb_ppo", "08_verifiable_rewards")  # they have the preset small

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.evaluation import distinct_n, mean_ci, perplexity
+from rlhf_course.rewards import NgramSentiment
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
 NOTEBOOK = "04_gpt2_imdb_ppo"
@@ -59,7 +60,8 @@ def train(overrides: dict) -> dict:
 
 def row(names: dict, table) -> dict:
     """Return responses' perplexity and distinct-2, and mean KL and scores, with intervals."""
-    second = names["second"]((table["query"] + table["response"]).tolist())
+    judge = NgramSentiment.from_pretrained(names["assets"].judge)
+    second = judge((table["query"] + table["response"]).tolist())
     numbers = {"perplexity": perplexity(table), "distinct_2": distinct_n(table["response"], 2)}
     for key, values in (("kl", table["kl"]), ("score", table["score"]), ("second", second)):
         numbers[key], numbers[f"{key}_ci"] = mean_ci(values)
