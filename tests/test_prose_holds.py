@@ -70,6 +70,8 @@ GENERAL = {  # beginnings of sentences that define, cite or argue, and state no 
     ),
     "04": (
         "The table shows the five texts",
+        "The *plateau* begins",
+        "For a better policy",
         "At 0, the critic is no better",
         "Boxes are models",
     ),
