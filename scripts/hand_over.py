@@ -18,9 +18,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import nbformat
 import pandas as pd
 import torch
 import yaml
@@ -32,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_course import AutoModelForCausalLMWithValueHead, command_line
 from rlhf_course.command_line import exits
 from rlhf_course.command_line.output import find_checkpoint, fingerprint
+from rlhf_course.course import losses
 from rlhf_course.course.presets import ROOT, shipped
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.policy.network import without_dropout
@@ -51,14 +50,6 @@ SAMPLES = 16  # recorded samples
 GROUP = 4  # responses per prompt for trl
 NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token from old to new policy; activates clipping
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-# Functions of notebook 07 that compute the losses of RLOO and GRPO.
-NOTEBOOK_FUNCTIONS = (
-    "clipped",
-    "leave_one_out",
-    "rloo_loss",
-    "group_advantages",
-    "grpo_loss",
-)
 
 
 def rebuild(folder: Path, inputs: list[str]):
@@ -239,22 +230,23 @@ def group_loss(
     kl_coef: float,
     method: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return RLOO's or GRPO's loss from notebook 07's code, and its advantages (B,)."""
-    names = {"settings": SimpleNamespace(cliprange=config.cliprange), "torch": torch}
-    starts = tuple(f"def {name}(" for name in NOTEBOOK_FUNCTIONS)
-    for cell in nbformat.read(ROOT / "notebooks/07_after_ppo.ipynb", as_version=4).cells:
-        if cell.source.startswith(starts):
-            exec(compile(cell.source, "notebook 07", "exec"), names)
+    """Return RLOO's or GRPO's loss as in notebook 07, and its advantages (B,)."""
     mask = experience.mask
     if method == "rloo":
         kl = (experience.kl * mask).sum(1)
         grouped = (scores - kl_coef * kl).view(-1, GROUP)
-        advantages = names["leave_one_out"](grouped).flatten()
-        loss = names["rloo_loss"](new_logprobs, old_logprobs, mask, advantages)
+        advantages = losses.leave_one_out(grouped).flatten()
+        loss = losses.rloo_loss(new_logprobs, old_logprobs, mask, advantages, config.cliprange)
         return loss, advantages
-    advantages = names["group_advantages"](scores.view(-1, GROUP)).flatten()
-    loss = names["grpo_loss"](
-        new_logprobs, old_logprobs, experience.ref_logprobs, mask, advantages, kl_coef
+    advantages = losses.group_advantages(scores.view(-1, GROUP)).flatten()
+    loss = losses.grpo_loss(
+        new_logprobs,
+        old_logprobs,
+        experience.ref_logprobs,
+        mask,
+        advantages,
+        kl_coef,
+        cliprange=config.cliprange,
     )
     return loss, advantages
 

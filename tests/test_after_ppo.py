@@ -11,6 +11,7 @@ from datasets import Dataset
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from rlhf_course.course import losses
 from rlhf_course.course.presets import ROOT
 
 PROMPT, LENGTHS = 3, (5, 2, 4, 1)  # tokens of each prompt, and of each response
@@ -22,13 +23,59 @@ WANTED = {"clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_los
 def notebook():
     """The notebook's functions, and nothing else of it."""
     cells = json.loads((ROOT / "notebooks/07_after_ppo.ipynb").read_text(encoding="utf-8"))["cells"]
-    found = {"torch": torch, "logsigmoid": logsigmoid, "settings": SimpleNamespace(cliprange=0.2)}
+    found = {"torch": torch, "logsigmoid": logsigmoid}
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         for part in ast.parse("".join(cell["source"])).body:
             if isinstance(part, ast.FunctionDef) and part.name in WANTED:
                 exec(compile(ast.Module([part], []), part.name, "exec"), found)
     assert WANTED <= found.keys()
     return SimpleNamespace(**found)
+
+
+def definitions(source: str) -> dict[str, str]:
+    """Functions of a source by name, without regard to comments and layout."""
+    parts = [part for part in ast.parse(source).body if isinstance(part, ast.FunctionDef)]
+    return {part.name: ast.unparse(part) for part in parts if part.name in WANTED}
+
+
+def test_the_module_has_the_losses_of_the_notebook():
+    """The deeper notebooks and the hand-over import what notebook 07 defines and explains."""
+    cells = json.loads((ROOT / "notebooks/07_after_ppo.ipynb").read_text(encoding="utf-8"))["cells"]
+    shown = {}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        shown |= definitions("".join(cell["source"]))
+    module = (ROOT / "rlhf_course/course/losses.py").read_text(encoding="utf-8")
+    assert shown == definitions(module) and shown.keys() == WANTED
+
+
+def test_one_call_gives_each_method_its_own_loss():
+    torch.manual_seed(0)
+    new, old, ref = torch.randn(3, 4, 5).log_softmax(-1).unbind(0)
+    mask, rewards = torch.ones(4, 5), torch.randn(2, 2)
+    kl = ((old - ref) * mask).sum(1).view(2, 2)
+    expected = {
+        "RLOO": losses.rloo_loss(
+            new, old, mask, losses.leave_one_out(rewards - 0.1 * kl).flatten()
+        ),
+        "GRPO": losses.grpo_loss(
+            new, old, ref, mask, losses.group_advantages(rewards).flatten(), 0.1
+        ),
+        "Dr. GRPO": losses.grpo_loss(
+            new, old, ref, mask, losses.group_advantages(rewards, False).flatten(), 0.1, 5
+        ),
+        "Dr. GRPO, KL in reward": losses.grpo_loss(
+            new,
+            old,
+            ref,
+            mask,
+            losses.group_advantages(rewards - 0.1 * kl, False).flatten(),
+            0.0,
+            5,
+        ),
+    }
+    assert list(expected) == losses.METHODS
+    for method, loss in expected.items():
+        assert torch.equal(losses.loss_of(method, new, old, ref, mask, rewards, 0.1), loss)
 
 
 @pytest.fixture(scope="module")

@@ -36,14 +36,14 @@ CLINIC = dict.fromkeys(("batch_size", "mini_batch_size", "eval_prompts"), 16)
 CLINIC |= {"pairs": 200, "reward_steps": 4, "ppo_epochs": 1, "max_new_tokens": 8}
 BUGS = CLINIC | {"mask_steps": 4, "remedy_steps": 1, "remedy_runs": 1}
 OVER = CLINIC | {"few_pairs": 100, "few_steps": 4, "steps": 2, "sweep_steps": 2}
-AFTER = {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2}
-AFTER |= {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
-AFTER |= {"records": "null", "text_look": 1, "live_steps": 1}
+TEXT = {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
+TEXT |= {"text_seeds": 2, "records": "null", "text_look": 1, "live_steps": 1}
 NOTEBOOKS = {  # few steps: the test is that each cell runs
     "06": OVER | {"sweep": "[0.0, 0.3]"},
     "silent_bugs": BUGS,
     "over_optimization": OVER,
-    "07": AFTER,
+    "07": {"betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5},
+    "methods_on_real_text": TEXT,
     "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
     "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
 }

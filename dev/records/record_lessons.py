@@ -3,7 +3,7 @@
     python dev/records/record_lessons.py   # skips existing cards; an hour or more
     python docs/_ext/lessons.py                  # writes docs/lessons-on-text.md
 
-The script runs PPO with the cells of notebook 07 that have the tag ``methods``.
+The script runs PPO with the cells of deeper/methods_on_real_text that have the tag ``methods``.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from rlhf_course.ppo.algorithm import masked_var, policy_loss
 from rlhf_course.runtime.files import atomic_file
 
 FOLDER = ROOT / "figs" / "measured" / "lessons"
-# Short runs; other settings equal those of notebook 07's PPO.
+# Short runs; other settings equal those of methods_on_real_text's PPO.
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
 BETA = 0.5  # of the KL variants
 REUSE = {"ppo_epochs": 16, "steps": 4}

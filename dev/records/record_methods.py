@@ -1,10 +1,10 @@
-"""Record notebook 07's runs on film reviews, a card per method and seed; skip existing cards.
+"""Record the methods' runs on film reviews, a card per method and seed; skip existing cards.
 
     python dev/records/record_methods.py --search   # try step sizes, with separate seeds
     python dev/records/record_methods.py            # the config's step sizes, five seeds
 
-The script runs the notebook's cells with the tag ``methods`` at preset tiny; at other presets,
-the notebook itself writes the cards. To use two processes, pass each of them
+The script runs the cells of deeper/methods_on_real_text with the tag ``methods`` at preset tiny;
+at other presets, the notebook itself writes the cards. To use two processes, pass each of them
 different methods with --only.
 """
 
@@ -19,7 +19,7 @@ from transformers import set_seed
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.course.run_card import quiet_libraries
 
-NOTEBOOK = "07_after_ppo"
+NOTEBOOK = "methods_on_real_text"
 SEARCH_SEEDS = (100, 101)
 SEARCH_STEPS = 40
 RATES = dict.fromkeys(("PPO", "RLOO", "GRPO", "Dr. GRPO"), (4.4e-5, 8.75e-5, 1.75e-4, 3.5e-4))
@@ -30,7 +30,8 @@ def methods(overrides: dict) -> dict:
     """Run the tagged cells with the tiny preset; return their global names."""
     names = {"settings": load_preset(NOTEBOOK, "tiny", overrides)}
     set_seed(0)  # all processes truncate the openings alike
-    for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:
+    notebook = ROOT / "notebooks" / "deeper" / f"{NOTEBOOK}.ipynb"
+    for cell in nbformat.read(notebook, as_version=4).cells:
         if "methods" in cell.metadata.get("tags", []):
             exec(compile(cell.source, NOTEBOOK, "exec"), names)
     return names

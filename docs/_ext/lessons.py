@@ -199,7 +199,7 @@ def entropy(row: dict) -> float:
 
 
 def keeps_language(card: dict) -> bool:
-    """Return whether a run passes the language checks of notebook 07, section 9."""
+    """Return whether a run passes the language checks of methods_on_real_text, section 4."""
     before = card["held_out"][0]
     after = card["held_out"][-1]
     return (
