@@ -1,5 +1,6 @@
 """What the notebooks at presets scratch and full promise about their data and their sentences."""
 
+import html
 import json
 import re
 
@@ -12,6 +13,7 @@ from dev.simulated_hub.repositories import repositories
 from rlhf_course.course.presets import ROOT, load_preset, shipped
 from rlhf_course.course.run_card import CheckFailed
 from rlhf_course.data import held_out_reviews, load_reviews
+from rlhf_course.synthetic import chinese
 
 OUTCOMES = {  # figures whose captions begin with the outcome of a run
     "01_reward_modeling": ("1.1", "1.2", "1.3", "1.4"),
@@ -40,6 +42,21 @@ def test_captions_that_state_an_outcome_name_the_preset_of_the_run(name):
     prose = "\n".join("".join(cell["source"]) for cell in notebook["cells"])
     for figure in OUTCOMES[name]:
         assert f"**Figure {figure}.** At `tiny`, " in prose
+
+
+def test_the_opening_of_notebook_05_shows_the_answers_of_its_run_card():
+    """The cell reads the card of the rendering before; after a change, render twice."""
+    name = "05_lora_rlhf_baichuan"
+    card = json.loads((ROOT / f"figs/measured/{name}.json").read_text(encoding="utf-8"))
+    notebook = json.loads((ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8"))
+    (cell,) = (cell for cell in notebook["cells"][:5] if '"answers"' in "".join(cell["source"]))
+    shown = "".join(cell["outputs"][0]["data"]["text/html"])
+    answers = card["curves"]["answers"]
+    assert list(answers)[:3] == ["question", "base", "SFT"] and len(answers["question"]) == 5
+    texts = [text for column in answers.values() for text in column]
+    assert not [text for text in texts if text not in shown], "render notebook 05 again"
+    english = [chinese.in_english(text) for text in answers["question"]]
+    assert not [text for text in english if html.escape(text) not in shown]
 
 
 @pytest.mark.slow
