@@ -57,6 +57,14 @@ def asks(soup: BeautifulSoup) -> list[str]:
     return found + re.findall(r"@import[^;]*|url\((?!\s*['\"]?(?:data:|#))[^)]*\)", styles)
 
 
+def test_the_headline_has_the_objective_beside_the_score():
+    assert run_report.headline(CARD) == "score 1.00 → 2.50"
+    objective = {"objective_before": 1, "objective_after": 1.25}
+    card = CARD | {"metrics": CARD["metrics"] | objective}
+    assert run_report.headline(card) == "score 1.00 → 2.50 (objective 1.00 → 1.25)"
+    assert run_report.headline(CARD | {"metrics": objective}) == "objective 1.00 → 1.25"
+
+
 def run(*arguments) -> int:
     return exits.run("report.py", report.main, [*map(str, arguments)])
 

@@ -20,6 +20,7 @@ TITLE = "<title>Hands-on RLHF: run report"
 NO_CHECKS = "The run card has no checks."
 RESULTS = "run_results.json"  # notebook → problem, or "" if it passed
 FIRST = ["ppo/mean_scores", "objective/kl", "objective/kl_coef", "tokens/responses_len_mean"]
+OBJECTIVE = "objective"  # score − β·KL
 SHOWN = 5  # curves that are not folded
 WIDTH = 160  # of a drawing, in SVG units
 HEIGHT = 48
@@ -192,10 +193,21 @@ def cost(card: dict) -> str:
 
 
 def headline(card: dict) -> str:
-    """Return the first metric with values before and after, as text, or – if there is none."""
+    """Return the first metric with values before and after, as text, or – if there is none.
+
+    If the card has the objective, score − β·KL, its values follow in parentheses.
+    """
     metric = headline_of(card)
     if metric is None:
         return "–"
+    text = change(card, metric)
+    if metric != OBJECTIVE and card["metrics"].get(f"{OBJECTIVE}_after") is not None:
+        text += f" ({change(card, OBJECTIVE)})"
+    return text
+
+
+def change(card: dict, metric: str) -> str:
+    """Return a metric's values before and after as text."""
     before = card["metrics"][f"{metric}_before"]
     after = card["metrics"][f"{metric}_after"]
     return f"{metric.replace('_', ' ')} {before:.2f} → {after:.2f}"
