@@ -1,5 +1,5 @@
-"""PPO in one file: its step is the trainer's, and notebook 02's list of what can go wrong names
-tests that exist.
+"""PPO in one file: its step is the trainer's, and the list of what can go wrong, in
+deeper/parts_of_ppo, names tests that exist.
 """
 
 import ast
@@ -100,10 +100,11 @@ def test_it_is_short_and_needs_nothing_of_the_package():
     assert not re.search(r"import rlhf_course|from rlhf_course", text)
 
 
-def test_the_details_of_notebook_02_name_tests_that_exist():
-    cells = nbformat.read(ROOT / "notebooks/02_why_ppo.ipynb", as_version=4).cells
+def test_the_details_of_the_parts_of_ppo_name_tests_that_exist():
+    path = ROOT / "notebooks/deeper/parts_of_ppo.ipynb"
+    cells = nbformat.read(path, as_version=4).cells
     found = re.findall(
-        r"\[`(test_\w+)`\]\(\.\./(tests/\w+\.py)\)", "\n".join(cell.source for cell in cells)
+        r"\[`(test_\w+)`\]\(\.\./\.\./(tests/\w+\.py)\)", "\n".join(cell.source for cell in cells)
     )
     assert len(found) >= 12
     for name, path in found:

@@ -271,8 +271,8 @@ def compute_lambda_length_critic() -> dict:
     """Return the best λ and the excess error at 0.95 by critic, length and batch; and curves."""
     with float64():
         cells = run_cells(
-            "02_why_ppo", "def advantage_map", "def coin_error", "def coin_sums", "batches_of,",
-            "best_lambda, excess_error",
+            "lambda_length_critic", "def advantage_map", "def coin_error", "def coin_sums",
+            "coin_critics = ", "best_lambda, excess_error",
         )  # fmt: skip
     keys = list(cells["excess_error"])
     rows = []
@@ -301,7 +301,7 @@ def compute_lambda_length_critic() -> dict:
     " and little with the other critics.",
 )
 def lambda_length_critic(card: dict) -> Figure:
-    """Draw the error against λ for four critics and three lengths (notebook 02, figure 2.2)."""
+    """Draw the error against λ for four critics and three lengths (its notebook's figure 1)."""
     drawing, axes = plt.subplots(1, 3, sharey=True)
     colors = {"true values": "value", "noise = 0.5": "policy", "known = 0.5": "gold"}
     colors |= {"known = 0": "reference"}
