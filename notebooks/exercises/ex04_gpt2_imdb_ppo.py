@@ -125,6 +125,7 @@ def perplexity(logprobs, mask):
 
     Perplexity is exp of minus the mean log-probability of a token. Long responses count
     more than short responses, because they have more tokens.
+    [Two judges](../deeper/two_judges.ipynb), section 4, uses this perplexity.
     """
     return torch.exp(-(logprobs * mask).sum() / mask.sum())
 
