@@ -20,6 +20,7 @@ TEXTS = pd.DataFrame(dict.fromkeys(COLUMNS, [MARKUP])).assign(score=1.23456)
     [
         ("00_hello_rlhf", "styled = scored", {"scored": TEXTS}),
         ("00_hello_rlhf", "styled = side_by_side", {"side_by_side": TEXTS.set_axis([MARKUP])}),
+        ("00_hello_rlhf", "styled = stages", {"stages": TEXTS.set_axis([MARKUP])}),
         ("01_reward_modeling", "styled = few", {"few": SimpleNamespace(to_pandas=lambda: TEXTS)}),
         ("01_reward_modeling", "styled = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
         ("04_gpt2_imdb_ppo", "styled = pairs", {"pairs": TEXTS}),
