@@ -5,9 +5,7 @@ python docs/_ext/lessons.py
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from collections import Counter
 from itertools import groupby
 from math import atan, cos, log, pi
@@ -34,18 +32,13 @@ NAMES = {
 BASES = dict.fromkeys(("abs", "mse", "full", "k1", "k2", "k3"), "kl")
 BASES |= {"epochs-16-no-clip": "epochs-16"}  # the base of all other variants is ppo
 PENALTIES = "five penalties § 4"
-NOTEBOOKS = {"02": "02_why_ppo", "five penalties": "deeper/five_penalties"}
+NOTEBOOKS = {
+    "02": "02_why_ppo",
+    "five penalties": "deeper/five_penalties",
+    "parts of PPO": "deeper/parts_of_ppo",
+    "estimates of KL": "deeper/kl_estimates",
+}
 COLUMNS = ("J", "score", "KL", "second judge")
-
-
-def output(notebook: str, cell: str) -> list[list[str]]:
-    """Return the texts of the table rows in the output of a committed notebook's ``cell``."""
-    text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
-    outputs = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)["outputs"]
-    shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in outputs)
-    rows = re.findall(r"<tr>(.*?)</tr>", shown, re.S)
-    cells = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows)
-    return [[html.unescape(re.sub("<.*?>", "", x)).strip() for x in row] for row in cells]
 
 
 def measured(notebook: str) -> dict:
@@ -84,7 +77,7 @@ def penalty_lessons() -> list[Lesson]:
 
 
 def lambda_lessons() -> list[Lesson]:
-    """Return the lessons of notebook 02, section 5, about GAE's λ."""
+    """Return the lessons of notebook 02, section 6, about GAE's λ."""
     curve = measured("02_why_ppo")["curves"]["lambda"]
     points = zip(curve["critic"], curve["λ"], curve["error"], strict=True)
     error = {round(lam, 1): value for critic, lam, value in points if critic == "always 0"}
@@ -93,34 +86,34 @@ def lambda_lessons() -> list[Lesson]:
     for lam in (0, 1):
         words = f"untrained critic: squared error {error[lam]:.2f}; {error[0.95]:.2f} at λ = 0.95"
         expected = sign(error[0.95] / error[lam] - 1, 0.1)
-        lessons.append((f"lam-{lam}", "J", words, expected, "02 § 5"))
+        lessons.append((f"lam-{lam}", "J", words, expected, "02 § 6"))
     return lessons
 
 
 def ablation_lessons() -> list[Lesson]:
-    """Return the lessons of notebook 02, section 10, about what PPO can do without."""
-    ablation = {}
-    for variant, *texts in output("02_why_ppo", "ablation-table")[2:]:
-        ablation[variant] = [float(text) for text in texts[:3]]
+    """Return the lessons of deeper/parts_of_ppo, section 5, about what PPO can do without."""
+    table = measured("parts_of_ppo")["curves"]["after 10 batches"]
+    columns = (table[name] for name in ("variant", "share", "minus PPO", "±"))
+    ablation = {variant: numbers for variant, *numbers in zip(*columns, strict=True)}
     lessons = []
     for variant in ("no-clip", "no-whitening", "epochs-1", "epochs-1-step-4"):
         _, gap, width = ablation[NAMES[variant]]
         words = f"share of the gain {gap:+.3f} ± {width:.3f}"
-        lessons.append((variant, "J", words, sign(gap, width), "02 § 10"))
+        lessons.append((variant, "J", words, sign(gap, width), "parts of PPO § 5"))
     gap = ablation["16 epochs, no clip"][0] - ablation["16 epochs"][0]
     words = f"share of the gain {gap:+.3f}"
-    lessons.append(("epochs-16-no-clip", "J", words, sign(gap), "02 § 10"))
+    lessons.append(("epochs-16-no-clip", "J", words, sign(gap), "parts of PPO § 5"))
     return lessons
 
 
 def gradient_lessons() -> list[Lesson]:
-    """Return the lessons of notebook 02, section 9, about KL as a loss."""
-    gradients = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
+    """Return the lessons of deeper/kl_estimates, section 4, about KL as a loss."""
+    metrics = measured("kl_estimates")["metrics"]
     lessons = []
     for kind, statistic in {"k1": "KL", "k2": "J"}.items():
-        size = float(gradients[f"{kind} as a loss"][0])
+        size = metrics[f"{kind} as a loss: share of KL's gradient"]
         words = f"{size:.2f} of KL's gradient"
-        lessons.append((kind, statistic, words, sign(1 - size, 0.01), "02 § 9"))
+        lessons.append((kind, statistic, words, sign(1 - size, 0.01), "estimates of KL § 4"))
     return lessons
 
 
@@ -238,8 +231,8 @@ base of all other variants. Each variant has {seeds} seeds, paired with the base
 of a run, or a difference between two such changes. The number after "±" is the half-width of the
 95 % interval for a mean difference between changes, computed with Student's t, and not corrected
 for the number of comparisons. The verdicts are corrected (Holm). J uses the base's
-β. In the rows from notebook 02, section 10, *share of the gain* is the variant's share minus the
-base's share.
+β. In the rows from the parts of PPO, *share of the gain* is the variant's share minus the
+base's share; the toy's ± holds for all its variants together (Bonferroni).
 """
 
 
