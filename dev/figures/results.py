@@ -100,6 +100,7 @@ def compute_length_drift() -> dict:
             "length_drift",
             "import matplotlib.pyplot as plt",
             "def answers(theta)",
+            "def weights(p",
             "def expected_gradient(theta, divisor",
             "paths = {}",
         )
