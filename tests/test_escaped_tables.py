@@ -23,6 +23,7 @@ TEXTS = pd.DataFrame(dict.fromkeys(COLUMNS, [MARKUP])).assign(score=1.23456)
         ("00_hello_rlhf", "styled = stages", {"stages": TEXTS.set_axis([MARKUP])}),
         ("01_reward_modeling", "styled = few", {"few": SimpleNamespace(to_pandas=lambda: TEXTS)}),
         ("01_reward_modeling", "styled = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
+        ("04_gpt2_imdb_ppo", "styled = pd.DataFrame(texts)", {"texts": TEXTS, "pd": pd}),
         ("04_gpt2_imdb_ppo", "styled = pairs", {"pairs": TEXTS}),
         ("04_gpt2_imdb_ppo", "lowest = after", {"after": TEXTS}),
         ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "synthetic": False}),
