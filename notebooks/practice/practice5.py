@@ -1,7 +1,7 @@
 """Check exercise 5, stop in time: score a stopping rule on over-optimizing runs.
 
-The runs come from "Over-optimization without RL" in deeper/over_optimization: the best policy for a
-reward model is known at every KL coefficient, so a run needs no training.
+The runs come from "Over-optimization without RL" in deeper/over_optimization: the best
+policy for a reward model is known at every KL coefficient, so a run needs no training.
 """
 
 import secrets
