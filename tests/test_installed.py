@@ -23,6 +23,7 @@ NOTEBOOKS = (
     "rlhf_course/course/plots.py",
     "rlhf_course/course/progress.py",
     "rlhf_course/command_line/",
+    "rlhf_course/feedback/",
 )
 REPLAY = "rlhf_course/command_line/engines/replay.py"  # runs in an engine's own environment
 LOOK = """

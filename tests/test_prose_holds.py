@@ -233,9 +233,9 @@ def best_of_n_is_overrated(run: Run) -> bool:
     return rises(gold) and gold[-1] < score[-1]
 
 
-def bag_of_words(run: Run) -> bool:
-    finding = "no gain over a rule is shown (a bag of words)" in run.text("check_results.verdict")
-    return finding and 0 < run.audit("after it").share["repeated"] < 0.6
+def no_better_than_word_weights(run: Run) -> bool:
+    fixed, words = run.metric("accuracy_after_fix"), run.metric("word_weights")
+    return 0.5 < fixed <= words and 0 < run.audit("after it").share["repeated"] < 0.6
 
 
 def gains(run: Run, first: int = 0) -> tuple[float, float, float]:
@@ -282,10 +282,17 @@ def change_of(run: Run, probe: str) -> tuple[float, float]:
     return tuple(run.curve(column, "audit change")[row] for column in ("change", "±"))
 
 
+ADDED = "empty", "one word", "truncated", "repeated", "copied prompt", "flattery", "off topic"
+
+
 def added_kinds_pass(run: Run) -> bool:
-    added = "empty", "one word", "truncated", "repeated", "copied prompt", "flattery", "off topic"
-    shares = run.audit("with bad answers").share[[*added]]
-    return 2 * shares.between(PASS, 1).sum() > len(added)
+    shares = run.audit("with bad answers").share[[*ADDED]]
+    return 2 * shares.between(PASS, 1).sum() > len(ADDED)
+
+
+def two_gain_least(run: Run) -> bool:
+    ranked = sorted(ADDED, key=lambda probe: change_of(run, probe)[0])
+    return {*ranked[:2]} == {"repeated", "off topic"}
 
 
 def style_drifts(run: Run) -> bool:
@@ -341,7 +348,7 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "In our run with the `tiny` preset, no finding stops PPO": lambda run: (
             run.metric("findings that stop PPO") == 0
         ),
-        "In our run with the `tiny` preset, the model is about as accurate": bag_of_words,
+        "In our run with the `tiny` preset, the fixed model is no better": no_better_than_word_weights,
         "At `tiny`, the gold of the selected answer rises": best_of_n_is_overrated,
         "In our run with the `tiny` preset, on roughly three": lambda run: (
             0.2 < run.metric("bad answers win") < 0.4
@@ -368,12 +375,12 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "With the `tiny` preset, the steps after the plateau's": (
             penalty_takes_most_after_the_plateau
         ),
-        "In our run with the `tiny` preset, the share is near 0": lambda run: (
+        "In our run with the `tiny` preset, the share is below 1 %": lambda run: (
             run.row(DRAWS, "share of draws without a gain")[0] < 0.01
         ),
-        "The quantile of the difference is more than half": lambda run: (
-            2 * run.row(DRAWS, "95 % quantile: difference of two draws")[0]
-            > run.metric("score_after") - run.metric("score_before")
+        "The quantile of the difference is above 1 logit": lambda run: (
+            run.row(DRAWS, "95 % quantile: difference of two draws")[0]
+            > max(1, (run.metric("score_after") - run.metric("score_before")) / 2)
         ),
         "At `tiny`, training shifts": lambda run: (
             run.metric("score_after") > run.metric("score_before")
@@ -381,6 +388,7 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "In our run with the `tiny` preset, the second judge's mean rises": lambda run: (
             run.metric("second_after") > run.metric("second_before")
             and run.metric("added_loss") > run.metric("added_loss_ci")
+            and 0.3 < run.metric("added_loss") < 0.7
         ),
     },
     "05": {
@@ -409,6 +417,11 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "The share for `truncated` is higher": lambda run: (
             change_of(run, "truncated")[0] > 0
             and run.audit("with bad answers").share["truncated"] < PASS
+        ),
+        "Of the seven added kinds, `repeated` and `off topic` gain least": two_gain_least,
+        "In two runs of this notebook, `repeated` changed": lambda run: (
+            abs(change_of(run, "repeated")[0]) < change_of(run, "repeated")[1]
+            and change_of(run, "off topic")[0] < 0
         ),
         "On `off topic`, the model is no better than guessing": lambda run: (
             run.audit("with bad answers").share["off topic"]
@@ -484,7 +497,7 @@ def test_the_verdict_on_a_reward_model_follows_its_accuracy(
     accuracy, accuracy_ci, baseline, printed
 ):
     numbers = {"accuracy": accuracy, "accuracy_ci": accuracy_ci}
-    numbers |= {"baseline": baseline, "baseline_ci": 0.02}
+    numbers |= {"lead": accuracy - baseline, "lead_ci": 0.02}
     said = printed("01", 'verdict = "better than chance"', **numbers)
     assert ("is better than chance" in said) == (accuracy - accuracy_ci > 0.5)
     assert ("is worse than chance" in said) == (accuracy + accuracy_ci < 0.5)
