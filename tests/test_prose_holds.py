@@ -48,7 +48,7 @@ GENERAL = {  # beginnings of sentences that define, cite or argue, and state no 
     "01": (
         "People agree more often on which",
         "*Chosen* means better than the rejected",
-        "The magnitude of its gradient",
+        "Its derivative by the difference",
         "The table lists the frequent words",
         "We now score all held-out pairs, and",
         "We need no new labels",
