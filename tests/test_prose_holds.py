@@ -69,9 +69,9 @@ GENERAL = {  # beginnings of sentences that define, cite or argue, and state no 
         "* Two labelers' agreement",
     ),
     "04": (
+        "A rise of the loss on reviews by x nats",
         "The table shows the five texts",
         "The *plateau* begins",
-        "For a better policy",
         "At 0, the critic is no better",
         "Boxes are models",
     ),
