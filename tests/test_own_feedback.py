@@ -129,9 +129,7 @@ def taste_and_texts(count=400):
 
 def test_answers_teach_the_direction_of_the_taste():
     weights, features, utility, person = taste_and_texts()
-    answers = [
-        {"rows": [row, row + 1], "best": person([row, row + 1])} for row in range(0, 200, 2)
-    ]
+    answers = [{"rows": [row, row + 1], "best": person([row, row + 1])} for row in range(0, 200, 2)]
     learned, covariance = fit(question_features(answers, features), width=3, ridge=1.0)
     assert torch.cosine_similarity(learned, weights, dim=0) > 0.98
     assert (torch.linalg.eigvalsh(covariance) > 0).all()
