@@ -42,7 +42,6 @@ NOTEBOOKS = {  # few steps: the test is that each cell runs
     "06": OVER | {"sweep": "[0.0, 0.3]"},
     "silent_bugs": BUGS,
     "over_optimization": OVER,
-    "07": {"betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5},
     "methods_on_real_text": TEXT,
     "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
     "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
