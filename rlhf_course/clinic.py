@@ -59,7 +59,8 @@ class Clinic:
         torch.manual_seed(self.seed)
         tokenizer = self.tokenizer
         tokens, _ = tokenize_pairs(pairs, tokenizer, self.world.max_length)
-        chosen, rejected = tokens["chosen_ids"][:], tokens["rejected_ids"][:]
+        chosen = tokens["chosen_ids"][:]
+        rejected = tokens["rejected_ids"][:]
         model = load_reward_model(self.base_folder, new_head=True)
         model.config.pad_token_id = tokenizer.pad_token_id
         order = np.argsort(tokens["length"][:])  # group similar lengths to reduce padding
@@ -88,8 +89,14 @@ class Clinic:
         defaults |= {"seed": self.seed, "adap_kl_ctrl": False}
         rows = {"query": self.prompts, "input_ids": self.tokenizer(self.prompts)["input_ids"]}
         queries = Dataset.from_dict(rows).with_format("torch")
-        components = (PPOConfig(**defaults | config), policy, reference, self.tokenizer, queries)
-        return PPOTrainer(*components, data_collator=collate)
+        return PPOTrainer(
+            PPOConfig(**defaults | config),
+            policy,
+            reference,
+            self.tokenizer,
+            dataset=queries,
+            data_collator=collate,
+        )
 
     def run_ppo(
         self,
@@ -109,13 +116,14 @@ class Clinic:
             trainer = self.new_trainer(**components)
             batches = islice(endless(trainer.dataloader), steps or self.settings.steps)
             rows = [self._step(trainer, batch, reward, generation) for batch in batches]
-        given = [item for item in caught if issubclass(item.category, UserWarning)]
         history = pd.DataFrame(rows, index=pd.RangeIndex(1, len(rows) + 1, name="step"))
-        return trainer, history, [str(item.message) for item in given]
+        messages = [str(item.message) for item in caught if issubclass(item.category, UserWarning)]
+        return trainer, history, messages
 
     def _step(self, trainer, batch, reward, generation) -> dict[str, float]:
         """Run one PPO step; return its row of the history."""
-        queries, ids = batch["query"], batch["input_ids"]
+        queries = batch["query"]
+        ids = batch["input_ids"]
         responses = trainer.generate(ids, return_prompt=False, **generation)
         texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
         texts = [text.strip() for text in texts]
@@ -132,8 +140,8 @@ class Clinic:
 
     def examine(self, trainer: PPOTrainer, score=zero_reward, **sampling) -> pd.DataFrame:
         """Answer the held-out questions; return a row each of question, answer, gold, KL, score."""
-        how = self.generation | sampling
-        results = evaluate(trainer, score, self.eval_prompts, seed=self.seed, **how)
+        generation = self.generation | sampling
+        results = evaluate(trainer, score, self.eval_prompts, seed=self.seed, **generation)
         return pd.DataFrame(
             {
                 "question": [last_question(query) for query in results["query"]],
@@ -147,8 +155,10 @@ class Clinic:
 
 def gold(queries: Sequence[str], texts: Sequence[str]) -> list[float]:
     """Return the true utility of answers, which no real run can measure."""
-    questions = map(last_question, queries)
-    return [chinese.gold_utility(*both) for both in zip(questions, texts, strict=True)]
+    return [
+        chinese.gold_utility(last_question(query), text)
+        for query, text in zip(queries, texts, strict=True)
+    ]
 
 
 def show(policies: Mapping[str, pd.DataFrame], rows: int = 3) -> Styler:

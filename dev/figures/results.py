@@ -176,7 +176,8 @@ def compute_engine_corrections() -> dict:
             "def forms(ratio)",
             "def errors(theta, off",
         )
-        errors, tree = cells["errors"], cells["tree"]
+        errors = cells["errors"]
+        tree = cells["tree"]
         places = cells["contexts"], cells["sequences"]
         tables = {}
         for seed in range(20):
@@ -358,7 +359,9 @@ def exponential_law(cells: dict, reference, rewards, beta: float, divide: bool):
     the policy sharper. Then the logits are not finite.
     """
     ref = reference.log_softmax(-1)
-    vocabulary, length, contexts = cells["V"], cells["L"], cells["contexts"]
+    vocabulary = cells["V"]
+    length = cells["L"]
+    contexts = cells["contexts"]
     policy = ref.clone()
     sigma = 1.0
     for _ in range(200 if divide else 1):
@@ -388,7 +391,8 @@ def with_ratio(cells: dict, beta: float) -> Callable:
 def fixed_point(cells: dict, seed: int, beta: float, kind: str, divide: bool) -> dict:
     """Train by exact gradient descent, and compare the trained policy with the law."""
     reference, rewards = cells["language"](seed)
-    token_logprobs, measure = cells["token_logprobs"], cells["measure"]
+    token_logprobs = cells["token_logprobs"]
+    measure = cells["measure"]
     start = token_logprobs(reference).sum(1)
     if kind == "k3":
         law, sigma = cells["predict"](reference, rewards, beta, divide)
@@ -400,16 +404,19 @@ def fixed_point(cells: dict, seed: int, beta: float, kind: str, divide: bool) ->
         steps = 400 if divide or beta >= 1 else 1200
         trained = cells["descend"](reference, rewards, beta, divide, steps=steps)
         cells["grpo_losses"] = kept
-    law_p, trained_p = law.softmax(-1), trained.softmax(-1)
+    law_p = law.softmax(-1)
+    trained_p = trained.softmax(-1)
     exists = bool(law_p.isfinite().all())  # if not, σ went to 0 in the passes of the law
     best = cells["optimum"](start, rewards, beta)
-    law_kl, best_kl = (measure(x, start, rewards)[1] for x in (token_logprobs(law).sum(1), best))
+    _, law_kl = measure(token_logprobs(law).sum(1), start, rewards)
+    _, best_kl = measure(best, start, rewards)
 
     def gain(logp) -> float:
         reward, kl = measure(logp, start, rewards)
         return reward - beta * kl
 
-    low, high = gain(start), gain(best)
+    low = gain(start)
+    high = gain(best)
     share = (gain(token_logprobs(trained).sum(1)) - low) / (high - low)
     row = {"seed": seed, "β": beta, "penalty": kind, "divides": divide, "law exists": exists}
     row["gap"] = (law_p - trained_p).abs().max().item() if exists else None
