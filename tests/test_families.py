@@ -1,4 +1,4 @@
-"""Nearly fifty architectures of transformers, at toy size: sampled and scored as the bare network would.
+"""Nearly fifty architectures, at toy size: sampled and scored as the bare network would.
 
 CI tests a fixed sample; ``make test-all`` tests every family.
 """
@@ -148,7 +148,7 @@ def test_a_family_is_sampled_and_scored_as_by_hand(name):
     assert [response.tolist() for response in together] == [row.tolist() for row in alone]
     responses = trainer.generate(queries, return_prompt=False, max_new_tokens=10, **SAMPLING)
     responses[1] = responses[1][:3]
-    expected = [logprobs_by_hand(network, *pair) for pair in zip(queries, responses)]
+    expected = [logprobs_by_hand(network, *pair) for pair in zip(queries, responses, strict=True)]
     stats = trainer.step(queries, responses, [torch.tensor(float(row)) for row in range(4)])
     logprobs = torch.as_tensor(stats["objective/logprobs"])
     for row, by_hand in enumerate(expected):
