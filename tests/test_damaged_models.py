@@ -93,6 +93,12 @@ def test_a_language_model_is_no_reward_model(folders):
     assert "has no score.weight" in text and "new_head=True" in text
 
 
+def test_a_model_of_images_and_text_is_no_policy(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    text = said(lambda: load(tmp_path))
+    assert "is no text model that transformers can load for this purpose" in text
+
+
 def test_two_labels_are_no_reward_model(folders):
     load_reward_model(folders / "labels-1")
     text = said(lambda: load_reward_model(folders / "labels-2"))

@@ -82,6 +82,11 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     page = f"{hub}/datasets/{source}" if kind == "dataset" else f"{hub}/{source}"
     explanations = {  # pattern in the description: (type of the new error, its message)
         "trust_remote_code": (ValueError, f"{source} is a {kind} {NEEDS_CODE}"),
+        "Unrecognized configuration class": (
+            ValueError,
+            f"{source} is no text model that transformers can load for this purpose, for example"
+            " because it also reads images. Use a text model.",
+        ),
         "GatedRepoError|is a gated dataset": (
             PermissionError,
             f"{source} is gated. Accept its terms at {page}, and {LOGIN}",
