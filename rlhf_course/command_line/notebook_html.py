@@ -22,8 +22,9 @@ HEAD = """
 <meta name="color-scheme" content="light dark">
 <meta name="policy">
 <style>@media screen and (prefers-color-scheme: dark) { DARK
-  .jp-OutputArea-output img { background: #fff; } }
+  .jp-OutputArea-output img, .jp-OutputArea-output svg { background: #fff; } }
 main { max-width: 60em; margin: auto; }
+.jp-OutputArea-output svg, .jp-OutputArea-output img { max-width: 100%; height: auto; }
 math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; }
 .jp-RenderedHTMLCommon table { display: block; overflow-x: auto; max-width: 100%; margin-left: 0; }
 .highlight pre { overflow-x: auto; }

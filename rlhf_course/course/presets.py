@@ -1,5 +1,6 @@
 """Load the presets, which set each notebook's size, and locate the models that they name."""
 
+import html
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ class Settings(SimpleNamespace):
         self._spec = spec
 
     def table(self, *names: str) -> Styler:
-        """Return a table of each setting's current value, its presets' values and its meaning.
+        """Return a table of each setting's meaning, its current value and its presets' values.
 
         ``names`` limits the table to these settings, in this order; by default it has all of them.
         """
@@ -48,10 +49,19 @@ class Settings(SimpleNamespace):
         for key in names or self._spec:
             entry = self._spec[key]
             presets = {name: entry[name] for name in presets_of(self._spec)}
-            rows[key] = {"in use": getattr(self, key), **presets, "meaning": entry["help"]}
+            rows[key] = {"meaning": entry["help"], "in use": getattr(self, key), **presets}
         table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
-        style = table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x, escape="html")
-        return style.set_properties(subset=["meaning"], **{"text-align": "left"})
+        style = table.style.format(_as_html)
+        return style.set_properties(
+            subset=["meaning"], **{"text-align": "left", "min-width": "13em"}
+        )
+
+
+def _as_html(value) -> str:
+    """Return a setting as HTML; a long path may wrap after each slash."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return html.escape(str(value)).replace("/", "/<wbr>")
 
 
 def read_spec(notebook: str) -> dict[str, dict]:
