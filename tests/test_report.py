@@ -82,7 +82,7 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
     assert ["<script>alert(1)</script>", "failed", "–", "a & b"] in rows
     assert ["<b>empty</b>", "0.5"] in rows
     assert soup.select_one("section a")["href"] == "./html/09_x.html"
-    for said in ("score 1.00 → 2.50", "61 s, 1.0 GB", "1 of 2 checks passed", "torch 2"):
+    for said in ("score 1.00 → 2.50", "61 s", "1.0 GB", "1 of 2 checks passed", "torch 2"):
         assert said in " ".join(soup.text.split())
     curves = {
         svg["aria-label"]: [line["points"] for line in svg.select("polyline")]
@@ -93,6 +93,14 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
         "score, history: 1 → 2": ["0.0,48.0 160.0,0.0"],
         "bias, lambda over λ: 1 → 4": ["0.0,48.0 40.0,32.0 160.0,0.0"],
     }
+
+
+def test_an_example_stands_on_the_first_screen(tmp_path):
+    texts = {"before": "A <dull> film.", "after": "A wonderful film."}
+    put(tmp_path / "run_cards", "09_x", CARD | {"texts": texts})
+    run_report.write([tmp_path], tmp_path / "index.html")
+    [cell] = read(tmp_path / "index.html").select(".summary .texts")
+    assert [part.text for part in cell.select("p")] == ["A <dull> film.", "A wonderful film."]
 
 
 def test_the_measured_cards_make_a_whole_page(tmp_path):
@@ -146,7 +154,7 @@ def test_a_bad_card_is_a_row(bad, tmp_path):
     first, second = run_report.write([tmp_path], tmp_path / "index.html")
     assert "08_bad.json" in first["problem"] and not second["problem"]
     rows = table(tmp_path / "index.html")
-    assert [row[:2] for row in rows[1:]] == [["08_bad", "failed"], ["09_x", "1 of 2"]]
+    assert [row[:2] for row in rows[1:]] == [["08 bad", "failed"], ["09 x", "1 of 2"]]
 
 
 def test_the_runners_own_result_decides(tmp_path):

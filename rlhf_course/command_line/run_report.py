@@ -118,6 +118,7 @@ def describe(card: dict) -> dict:
         "versions": " · ".join(versions),
         "cost": cost(card),
         "headline": headline(card),
+        "texts": card.get("texts"),
         "checks": checks,
         "passed": sum(passed for _, passed, _, _ in checks),
         "metrics": [(name.replace("_", " "), short(value)) for name, value in metrics.items()],

@@ -43,6 +43,7 @@ class RunCard:
         self.metrics = {}
         self.checks = {}
         self.curves = {}
+        self.texts = None
         self._started = time.perf_counter()
         quiet_libraries()
         set_seed(seed)
@@ -62,6 +63,10 @@ class RunCard:
     def curve(self, name: str, table: pd.DataFrame) -> None:
         """Record a table's columns, rounded to six significant digits, for plotting."""
         self.curves[name] = {column: _rounded(table[column]) for column in table}
+
+    def example(self, before: str, after: str) -> None:
+        """Record one text before and after training, for the report's first screen."""
+        self.texts = {"before": before, "after": after}
 
     def finish(self) -> pd.DataFrame:
         """Write the card and return its checks as a table; raise ``CheckFailed`` if one failed."""
@@ -95,6 +100,7 @@ class RunCard:
             "metrics": self.metrics,
             "checks": self.checks,
             "curves": self.curves,
+            "texts": self.texts,
         }
         # JSON has no NaN or Infinity; Python still writes them, and reads them back as None.
         card = json.loads(json.dumps(card), parse_constant=lambda name: None)
