@@ -1,6 +1,7 @@
 """Models that are incomplete, damaged, of another kind or size, and classifiers of long texts."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.course.presets import ROOT
 from rlhf_course.data import encode
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
@@ -97,6 +99,21 @@ def test_a_model_of_images_and_text_is_no_policy(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
     text = said(lambda: load(tmp_path))
     assert "is no text model that transformers can load for this purpose" in text
+
+
+def test_a_head_of_llama_factory_is_named_and_its_conversion_works(tmp_path, folders):
+    """The lines of docs/troubleshooting.md."""
+    shutil.copytree(folders / "policy", tmp_path / "OLD")
+    weight = torch.arange(16.0)[None]
+    head = {"v_head.summary.weight": weight, "v_head.summary.bias": torch.ones(1)}
+    save_file(head, tmp_path / "OLD/value_head.safetensors")
+    assert "has its score head in value_head.safetensors" in said(
+        lambda: load_reward_model(tmp_path / "OLD")
+    )
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    code = page.split("```python")[-1].split("```")[0]
+    exec(code.replace('"OLD', f'"{tmp_path}/OLD').replace('"NEW', f'"{tmp_path}/NEW'), {})
+    assert torch.equal(load_reward_model(tmp_path / "NEW").score.weight, weight)
 
 
 def test_two_labels_are_no_reward_model(folders):

@@ -291,7 +291,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def _load_value_head(self, source: str | Path, options: dict) -> None:
         file = save_load.local_folder(source, **options) / save_load.VALUE_HEAD_FILE
         if not file.exists():
-            say_once(f"The value head is new: {Path(source).name} has none.")
+            reason = f"{Path(source).name} has none"
+            if (file.parent / save_load.OTHER_HEAD).exists():
+                reason = f"{save_load.OTHER_HEAD} of LLaMA-Factory is not read"
+            say_once(f"The value head is new: {reason}.")
             return
         with hub_errors(file.parent):
             weights = load_file(file)

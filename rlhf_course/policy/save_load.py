@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
+OTHER_HEAD = "value_head.safetensors"
 VALUE_HEAD_FILE = "v_head.safetensors"
 VALUE_HEAD_PREFIX = "v_head."
 ADAPTER_CONFIG = "adapter_config.json"
@@ -115,6 +116,12 @@ def _load_base(
         )
         if kind.endswith("Classification"):
             text += " Use new_head=True to train a new head, or SentimentReward to score a label."
+        if (Path(source) / OTHER_HEAD).exists():
+            text = (
+                f"{source} has its score head in {OTHER_HEAD}, as LLaMA-Factory saves it. Save a"
+                f" {kind} with score.weight = v_head.summary.weight; docs/troubleshooting.md has"
+                " the code."
+            )
         raise ValueError(text)
     with hub_errors(source):
         return auto.from_pretrained(str(source), **kwargs)
