@@ -232,7 +232,7 @@ of a run, or a difference between two such changes. The number after "±" is the
 95 % interval for a mean difference between changes, computed with Student's t, and not corrected
 for the number of comparisons. The verdicts are corrected (Holm). J uses the base's
 β. In the rows from the parts of PPO, *share of the gain* is the variant's share minus the
-base's share; the toy's ± holds for all its variants together (Bonferroni).
+base's share; the toy's ± is corrected for its number of variants.
 """
 
 
