@@ -51,8 +51,8 @@ GENERAL = {  # beginnings of sentences that define, cite or argue, and state no 
         "Its derivative by the difference",
         "The table lists the frequent words",
         "We now score all held-out pairs, and",
-        "We need no new labels",
-        "Bars show the share of held-out prompts",
+        "We need few new labels",
+        "Bars show the share of audit prompts",
     ),
     "calibration": (
         "The **temperature** is the divisor",
@@ -71,7 +71,6 @@ GENERAL = {  # beginnings of sentences that define, cite or argue, and state no 
     "04": (
         "A rise of the loss on reviews by x nats",
         "The table shows the five texts",
-        "The *plateau* begins",
         "At 0, the critic is no better",
         "Boxes are models",
     ),
@@ -233,9 +232,15 @@ def best_of_n_is_overrated(run: Run) -> bool:
     return rises(gold) and gold[-1] < score[-1]
 
 
-def no_gain_over_words(run: Run) -> bool:
-    fixed, words = run.metric("accuracy_after_fix"), run.metric("word_weights")
-    return 0.5 < fixed <= words and 0 < run.audit("after it").share["repeated"] < 0.6
+def less_accurate_than_words(run: Run) -> bool:
+    difference, half_width = run.row("audits = {", "after the fix minus word weights")
+    return difference < -half_width < 0 < run.audit("after it").share["repeated"] < 0.6
+
+
+def more_probes_at_the_cost_of_accuracy(run: Run) -> bool:
+    difference, half_width = run.row("audits = {", "after the fix minus before the fix")
+    more = run.metric("probes_passed_fixed") > run.metric("probes_passed_first")
+    return more and difference < -half_width < 0
 
 
 def gains(run: Run, first: int = 0) -> tuple[float, float, float]:
@@ -250,9 +255,10 @@ def objective_rises_less(run: Run) -> bool:
     return 0 < objective < score
 
 
-def penalty_takes_most_after_the_plateau(run: Run) -> bool:
-    score, kl, objective = gains(run, int(run.metrics["plateau_step"]))
-    return score > 0 and kl > 0 and 2 * abs(objective) < score
+def only_the_score_rises_after_the_plateau(run: Run) -> bool:
+    label = f"after step {run.metrics['plateau_step']:.0f}"
+    score, score_ci, _, _, objective, objective_ci = run.row("rows[label] = change", label)
+    return score > score_ci and abs(objective) <= objective_ci
 
 
 def neutral_is_closer(run: Run) -> bool:
@@ -310,6 +316,8 @@ FOUND = "the audit finds a failing probe"
 SHARES = 'card.metric("sft_loss_before"'
 CHECKPOINTS = 'card.curve("history", live.history)'
 DRAWS = "draws = gains["
+REAL_ANSWERS = 'print(f"real answers, PPO − SFT'
+OFF_TOPIC = 'measures = {"off topic"'
 KL, SCORE = "objective/kl", "ppo/mean_scores"
 CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of the committed run
     "01": {
@@ -348,7 +356,11 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "In our run with the `tiny` preset, no finding stops PPO": lambda run: (
             run.metric("findings that stop PPO") == 0
         ),
-        "In our run with the `tiny` preset, the fixed model is no better": no_gain_over_words,
+        "In our run with the `tiny` preset, the fixed model is less": less_accurate_than_words,
+        "With the `tiny` preset, the fixed model passes": more_probes_at_the_cost_of_accuracy,
+        "With the `tiny` preset, *flattery* is worse": lambda run: (
+            0.75 < run.row("gold_audit =", "flattery")[0] < 0.87
+        ),
         "At `tiny`, the gold of the selected answer rises": best_of_n_is_overrated,
         "In our run with the `tiny` preset, on roughly three": lambda run: (
             0.2 < run.metric("bad answers win") < 0.4
@@ -372,9 +384,7 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
             rises(run.curve(SCORE)) and rises(run.curve(KL))
         ),
         "At `tiny`, the score rises more than the objective": objective_rises_less,
-        "With the `tiny` preset, the steps after the plateau's": (
-            penalty_takes_most_after_the_plateau
-        ),
+        "With the `tiny` preset, the score still rises": only_the_score_rises_after_the_plateau,
         "In our run with the `tiny` preset, the share is below 1 %": lambda run: (
             run.row(DRAWS, "share of draws without a gain")[0] < 0.01
         ),
@@ -388,7 +398,6 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         "In our run with the `tiny` preset, the second judge's mean rises": lambda run: (
             run.metric("second_after") > run.metric("second_before")
             and run.metric("added_loss") > run.metric("added_loss_ci")
-            and 0.3 < run.metric("added_loss") < 0.7
         ),
     },
     "05": {
@@ -440,6 +449,15 @@ CLAIMS = {  # beginnings of sentences about `tiny`, and what has to be true of t
         ),
         "At `tiny`, at the end of PPO, the policy's gold": gold_exceeds,
         "At `tiny`, the style has drifted": style_drifts,
+        "At `tiny`, PPO lost some real answers": lambda run: (
+            np.add(*run.row(REAL_ANSWERS, "real answers, PPO − SFT:")) < 0
+        ),
+        "At `tiny`, the share of off-topic answers rises": lambda run: (
+            np.subtract(*run.row(OFF_TOPIC, "off topic, held out")[2:]) > 0
+        ),
+        "At `tiny`, gold also rises on the new questions": lambda run: (
+            np.subtract(*run.row(OFF_TOPIC, "gold, new")[2:]) > 0
+        ),
     },
 }
 NOT_MEASURED = ("With the `tiny` preset, some of the model's sentences are incoherent",)
