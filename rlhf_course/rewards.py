@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from rlhf_course.data.encoding import answer_ids, default_form, encode, read_form
-from rlhf_course.policy.network import without_dropout
+from rlhf_course.policy.network import say_once, without_dropout
 from rlhf_course.policy.save_load import (
     check_vocabulary,
     load_model,
@@ -29,6 +29,11 @@ from rlhf_course.policy.save_load import (
     local_folder,
 )
 
+IN_MEMORY = (
+    'The reward model is in memory, so form="chat" puts plain prompts before answers as they are;'
+    " for a model that reads dialogues in the tokenizer's chat template, pass"
+    ' RewardModel(..., form="template").'
+)
 NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum reports 1e30, which overflows
 SHARED_BATCH = 4  # answers of similar length that extend one prompt together
 
@@ -147,6 +152,8 @@ class RewardModel:
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.form = form or find_form(self.model, self.tokenizer, source)
+        if not form and not source and self.form == "chat":
+            say_once(IN_MEMORY)
         self.max_length = max_length or _longest(self.model, self.tokenizer)
         self.batch_size = batch_size
         self.share_prompts = share_prompts

@@ -13,6 +13,7 @@ import datasets
 import pyarrow
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
+from datasets.packaged_modules.csv.csv import Csv
 from huggingface_hub import hf_hub_download
 
 from rlhf_course.runtime.hub import check_source, hub_errors
@@ -26,6 +27,8 @@ LOADERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
+# In a table of texts, "NA", "None" and "null" are texts; only an empty field is a missing value.
+CSV_OPTIONS = {"keep_default_na": False, "na_values": [""]}
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
 OTHER_FORMATS = (".arrow", ".tsv", ".txt", ".xlsx", ".zip")
 ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -60,7 +63,10 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
             else:
                 _check_names(folder)
                 if folder.is_dir():
-                    _name_files(source, split, options)
+                    builder = datasets.load_dataset_builder(str(source), **options)
+                    _name_files(folder, split, builder)
+                    if isinstance(builder, Csv):
+                        options |= CSV_OPTIONS
                 rows = datasets.load_dataset(str(source), split=split, **options)
             rows.data.validate(full=True)  # such as JSON that is not UTF-8
             return rows
@@ -125,7 +131,10 @@ def _loader_of(file: Path) -> tuple[str, dict]:
     suffix = Path(file.name.removesuffix(".gz")).suffix
     if suffix not in LOADERS:
         raise ValueError(f"{file} is not one of {', '.join(LOADERS)}. Convert it.")
-    return LOADERS[suffix], {"sep": "\t"} if suffix == ".tsv" else {}
+    options = dict(CSV_OPTIONS) if LOADERS[suffix] == "csv" else {}
+    if suffix == ".tsv":
+        options["sep"] = "\t"
+    return LOADERS[suffix], options
 
 
 def _data_files(folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -138,12 +147,11 @@ def _data_files(folder: Path, formats: Sequence[str]) -> list[Path]:
     return files
 
 
-def _name_files(source: str | Path, split: str, options: dict) -> None:
+def _name_files(folder: Path, split: str, builder: datasets.DatasetBuilder) -> None:
     """Print which files a split joins, and which data files of a folder are not read.
 
     Raises ``ValueError`` for a cache of datasets.
     """
-    folder = Path(source, options.get("data_dir") or "")
     present = _data_files(folder, FORMATS + OTHER_FORMATS)
     for file in present:
         if re.fullmatch(r"cache-.*\.arrow", file.name):
@@ -151,7 +159,6 @@ def _name_files(source: str | Path, split: str, options: dict) -> None:
                 f"{file} is a cache of datasets, whose rows would repeat. Move it away; save data"
                 " with save_to_disk, which writes state.json."
             )
-    builder = datasets.load_dataset_builder(str(source), **options)
     by_split = builder.config.data_files or {}
     read = {Path(file).resolve() for files in by_split.values() for file in files}
     unread = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from peft import PeftConfig, PeftModel, PromptLearningConfig
+from peft import PeftConfig, PeftMixedModel, PeftModel, PromptLearningConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -89,14 +89,13 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
         super().__init__()
         refuse_prompt_learning(getattr(pretrained_model, "peft_config", {}).values())
+        refuse_several_adapters(pretrained_model)
         replace_layers(pretrained_model)
         self.pretrained_model = pretrained_model
         self.config = pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
         self.reference_adapter: str | None = None  # the name of a trainer's reference
-        size = self.config.get_text_config().hidden_size  # OPT-350m's projection is narrower
-        size = getattr(self.projection, "in_features", size)
-        self.v_head = ValueHead(size, **value_head_options)
+        self.v_head = ValueHead(self._hidden_size(), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
         self.logits_are_projections = self._compare_logits()
 
@@ -127,6 +126,18 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def projection(self) -> nn.Module:
         """Return the layer that projects hidden states to logits."""
         return self.pretrained_model.get_output_embeddings()
+
+    def _hidden_size(self) -> int:
+        """Return the size of the hidden states that the projection reads.
+
+        OPT-350m's is smaller than the config's. The weight has it: peft's copy of a tied projection
+        has ``in_features`` and ``out_features`` exchanged. A 4-bit weight is packed.
+        """
+        weight = getattr(self.projection, "weight", None)
+        if weight is not None and weight.is_floating_point():
+            return weight.shape[1]
+        size = self.config.get_text_config().hidden_size
+        return getattr(self.projection, "in_features", size)
 
     def forward(
         self,
@@ -353,6 +364,25 @@ def refuse_prompt_learning(adapters: Iterable[PeftConfig]) -> None:
                 " positions than it samples. Use an adapter that changes weights, such as"
                 " LoraConfig."
             )
+
+
+def refuse_several_adapters(network: nn.Module) -> None:
+    """Raise ``ValueError`` if several adapters are active: PPO trains, copies and saves one."""
+    if isinstance(network, PeftMixedModel):
+        raise ValueError(
+            "The policy is a PeftMixedModel, whose adapters cannot be saved one by one. Merge them"
+            " with merge_and_unload, or use one adapter in a PeftModel."
+        )
+    if not getattr(network, "peft_config", None):
+        return
+    # A property of peft's models, and a method of transformers' models with adapters.
+    active = network.active_adapters
+    names = active() if callable(active) else active
+    if len(names) > 1:
+        raise ValueError(
+            f"The adapters {', '.join(names)} are active, and PPO trains and saves one. Merge them"
+            " with add_weighted_adapter and activate the result with set_adapter, or activate one."
+        )
 
 
 def replace_layers(network: nn.Module) -> None:

@@ -7,19 +7,21 @@ from peft.utils import get_peft_model_state_dict
 from torch import nn
 
 from rlhf_course.policy.adapters import REFERENCE, add_frozen, free_name
-from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead, refuse_several_adapters
 
 
 def make_reference(model, ref_model=None, num_shared_layers: int | None = None):
     """Return the reference as a frozen policy; None if the reference is an adapter.
 
-    Raises ``TypeError`` for a policy without a value head, and ``ValueError`` for shared weights.
+    Raises ``TypeError`` for a policy without a value head, and ``ValueError`` for shared weights
+    and for several active adapters.
     """
     if not isinstance(model, AutoModelForCausalLMWithValueHead):
         raise TypeError(
             f"The policy is a {type(model).__name__}, without a value head. "
             "Load it with AutoModelForCausalLMWithValueHead.from_pretrained."
         )
+    refuse_several_adapters(model.pretrained_model)
     if getattr(ref_model or model, "is_trained", False):
         warnings.warn(
             "PPO has trained this policy already; if a copy of it is the reference, KL restarts at "

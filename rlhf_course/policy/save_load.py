@@ -26,6 +26,7 @@ MODEL_FILES = (
     "model-0????-of-0????.safetensors",
 )
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+VOCABULARY_FILES = ("*.model", "*token*", "*vocab*")
 BASE_FILE = "adapter_base.txt"
 # Initializations of LoRA that leave the base's weights as they are.
 KEEPS_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -226,7 +227,10 @@ def write_policy(policy, folder: Path) -> None:
         return
     # peft's save_pretrained would put a named adapter into a subfolder.
     name = model.active_adapter
-    save_file(get_peft_model_state_dict(model, adapter_name=name), folder / ADAPTER_WEIGHTS)
+    weights = get_peft_model_state_dict(model, adapter_name=name)
+    # Layers may share a weight (layer_replication, RandLora), which the file's format forbids.
+    weights = {key: weight.contiguous().clone() for key, weight in weights.items()}
+    save_file(weights, folder / ADAPTER_WEIGHTS)
     model.peft_config[name].save_pretrained(folder)
     write_base(folder, policy)
 
@@ -244,11 +248,23 @@ def check_weights(weights: Mapping[str, Tensor]) -> None:
 def load_tokenizer(source: str | Path, **kwargs):
     """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` if it is missing."""
     check_source(source)
-    with hub_errors(source):
-        tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
+    missing = f"{source} has no tokenizer; call tokenizer.save_pretrained(folder)."
+    try:
+        with hub_errors(source):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(source), trust_remote_code=False, **kwargs
+            )
+    except ValueError as error:
+        # For an adapter's folder, transformers asks for sentencepiece or tiktoken.
+        has_vocabulary = any(
+            file for pattern in VOCABULARY_FILES for file in Path(source).glob(pattern)
+        )
+        if "backend tokenizer" in str(error) and not has_vocabulary:
+            raise ValueError(missing) from None
+        raise
     # transformers makes an empty tokenizer for a folder with only a model
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(f"{source} has no tokenizer; call tokenizer.save_pretrained(folder).")
+        raise ValueError(missing)
     return tokenizer
 
 

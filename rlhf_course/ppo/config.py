@@ -198,6 +198,12 @@ class PPOConfig:
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling=True; set both.")
 
+    def __getattr__(self, name: str):
+        advice = old_names.advice(old_names.CONFIG, name)
+        if advice is not None:
+            raise AttributeError(advice)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def to_dict(self) -> dict:
         """Return the settings as a dictionary, for trackers."""
         return asdict(self)

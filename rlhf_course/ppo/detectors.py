@@ -34,6 +34,7 @@ CUT = "cut responses"
 DEAD = "groups without signal"
 HELD_OUT_LOSS = "held-out loss"
 ACCURACY = "accuracy"
+BELOW_CHANCE = 0.4  # an accuracy that noise does not explain
 MARGIN = "margin"
 CHOSEN_REWARD = "chosen reward"
 # Columns that only the trainer has, because they need each sample's KL and length.
@@ -130,13 +131,21 @@ def overfits(log: pd.DataFrame) -> pd.Series:
 
 
 def turns_round(log: pd.DataFrame) -> pd.Series:
-    """Return, per row, whether smoothed accuracy has fallen from above 0.55 to below 0.45."""
+    """Return, per row, whether smoothed accuracy has fallen below one half.
+
+    It has if it is below 0.45 after it was above 0.55, or below 0.4 after the first 20 rows: DPO
+    begins with equal rewards, which count as wrong.
+    """
     accuracy = smooth(log[ACCURACY])
-    return (accuracy < 0.45) & (accuracy.cummax() > 0.55)
+    has_turned = (accuracy < 0.45) & (accuracy.cummax() > 0.55)
+    is_low = smooth(log[ACCURACY], 10) < BELOW_CHANCE
+    is_low.iloc[:20] = False
+    return has_turned | is_low
 
 
 def stays_at_chance(log: pd.DataFrame) -> pd.Series:
-    return smooth(log[ACCURACY], 10).iloc[20:] < 0.53
+    accuracy = smooth(log[ACCURACY], 10).iloc[20:]
+    return (accuracy >= BELOW_CHANCE) & (accuracy < 0.53)
 
 
 def has_no_margin(log: pd.DataFrame) -> pd.Series:

@@ -38,11 +38,16 @@ NOT_FINITE = (
 )
 
 
+# Settings saved with a model must not change what transformers returns: one row per query.
+ONE_TENSOR = {"num_return_sequences": 1, "return_dict_in_generate": False, "stop_strings": None}
+
+
 @torch.no_grad()
 def generate(
     model,
     tokenizer,
     queries: Sequence[Tensor],
+    /,
     lengths: Sequence[int] | None = None,
     begin_suppress: Sequence[int] = (),
     fast: bool = True,
@@ -181,6 +186,7 @@ def generate_with_transformers(
         settings["max_new_tokens"] = int(limits.max())
     if begin_suppress:
         settings["begin_suppress_tokens"] = list(begin_suppress)
+    settings |= ONE_TENSOR | {"max_time": settings.get("max_time")}
     settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
     sequences = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
     return sequences[:, input_ids.shape[1] :]
@@ -201,12 +207,15 @@ NEUTRAL = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0,
+    "top_h": None,
     "typical_p": 1.0,
     "eta_cutoff": 0,
     "epsilon_cutoff": 0,
     "temperature": 1.0,
     "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
     "num_beams": 1,
@@ -216,6 +225,8 @@ NEUTRAL = {
     "bad_words_ids": None,
     "sequence_bias": None,
     "logits_processor": None,
+    "prefix_allowed_tokens_fn": None,
+    "watermarking_config": None,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
     "exponential_decay_length_penalty": None,

@@ -17,6 +17,11 @@ REFUSED = {
     "attention_mask": "Pass it to PPOTrainer.generate, or pass queries without padding.",
     "position_ids": "Positions count the tokens of each query.",
     "token_type_ids": "Pass only input_ids.",
+    "model": "PPOTrainer.generate samples from its own policy.",
+    "tokenizer": "PPOTrainer.generate uses its own tokenizer; leave it out.",
+    "max_tokens": "Pass max_new_tokens.",
+    "stop": "It would add EOS that was not sampled. Set eos_token_id instead.",
+    "seed": "Call set_seed(seed) before generate.",
     "past_key_values": "Each call begins with an empty cache.",
     "return_dict_in_generate": "generate returns token ids; step returns log-probabilities.",
     "num_return_sequences": "For more responses, repeat queries.",
@@ -40,6 +45,7 @@ def normalize(
     for name in COUNTS:
         if settings.get(name) is not None:
             settings[name] = read_number(name, settings[name], int)
+    refuse_other_conventions(settings)
     for name in ("min_length", "min_new_tokens"):
         if settings.get(name, 0) is None or settings.get(name, 0) < 0:
             del settings[name]  # "no minimum" in classic scripts
@@ -90,6 +96,29 @@ def refuse(settings: dict, queries: Sequence[Tensor]) -> None:
         )
 
 
+def refuse_other_conventions(settings: dict) -> None:
+    """Raise ``ValueError`` for values that only other libraries accept when they sample.
+
+    A temperature that is a text, as in YAML, becomes a number.
+    """
+    if settings.get("do_sample") is False:
+        return
+    top_k = settings.get("top_k")
+    if top_k is not None and top_k < 0:
+        raise ValueError(
+            f"top_k is {top_k}, which transformers does not accept; pass top_k=0 to sample from the"
+            " whole vocabulary."
+        )
+    if settings.get("temperature") is not None:
+        temperature = read_number("temperature", settings["temperature"])
+        if temperature <= 0:
+            raise ValueError(
+                f"temperature is {temperature:g}, but sampling needs one above 0; pass"
+                " temperature=1.0 for PPO, or do_sample=False for greedy decoding."
+            )
+        settings["temperature"] = temperature
+
+
 def row_limits(
     queries: Sequence[Tensor], lengths: Sequence[int] | None, settings: Mapping
 ) -> Tensor:
@@ -117,7 +146,13 @@ def row_limits(
 
 
 def token_list(name: str, tokens) -> list[int]:
-    """Return one token id or several as a list of integers."""
+    """Return one token id or several as a list of integers; raise ``ValueError`` for a text."""
+    several = tokens if isinstance(tokens, list | tuple) else [tokens]
+    for token in several:
+        if isinstance(token, str):
+            raise ValueError(
+                f"{name} has the text {token!r}; pass tokenizer.convert_tokens_to_ids({token!r})."
+            )
     return [read_number(name, token, int) for token in torch.as_tensor(tokens).view(-1).tolist()]
 
 

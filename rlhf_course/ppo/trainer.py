@@ -93,7 +93,9 @@ class PPOTrainer:
         data_collator=None,
         num_shared_layers: int | None = None,
         lr_scheduler=None,
+        **old_arguments,
     ) -> None:
+        old_names.refuse_arguments(old_arguments)
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
             raise ValueError("lr_scheduler has another optimizer: pass that optimizer as well.")
         self.config = config

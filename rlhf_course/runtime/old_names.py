@@ -9,6 +9,8 @@ ARGUMENT = "an argument of `from_pretrained`"
 IMPORT = "an import"
 OVERRIDE = "a method of `PPOTrainer` that you override or call"
 ATTRIBUTE = "an attribute of `PPOTrainer`"
+TRAINER = "an argument of `PPOTrainer`"
+CONFIG = "an attribute of `PPOConfig`"
 POLICY = "an attribute of the policy"
 ELSEWHERE = "in other libraries"
 
@@ -48,6 +50,13 @@ OLD_NAMES: dict[str, dict[str, str]] = {
         "PPOv2Config": "Use `PPOConfig`; ppo-api.md lists the names that differ.",
         "respond_to_batch": "Use `PPOTrainer.generate(queries, return_prompt=False, top_k=0)`.",
         "setup_chat_format": "Use a model whose tokenizer has a chat template.",
+        "core": (
+            "Import `LengthSampler` and `set_seed` from rlhf_course, and formulas from"
+            " `rlhf_course.ppo.algorithm`."
+        ),
+        "import_utils": "Use `is_npu_available` and `is_xpu_available` from accelerate.utils.",
+        "is_xpu_available": "Import it from accelerate.utils.",
+        "is_npu_available": "Import it from accelerate.utils.",
         "RewardTrainer": _LATER_TRAINER,
         "SFTTrainer": _LATER_TRAINER,
         "DPOTrainer": _LATER_TRAINER,
@@ -86,6 +95,21 @@ OLD_NAMES: dict[str, dict[str, str]] = {
         "_save_pretrained": "Call `save_pretrained`.",
         "create_model_card": "Write README.md into the folder that `save_pretrained` made.",
     },
+    TRAINER: {
+        "training_data_collator": "Leave it out: `step` makes its own batches.",
+        "processing_class": "Pass `tokenizer=`.",
+    },
+    CONFIG: {
+        "backward_batch_size": "Use `mini_batch_size * gradient_accumulation_steps`.",
+        "global_batch_size": "Use `batch_size * trainer.accelerator.num_processes`.",
+        "global_backward_batch_size": (
+            "Use `mini_batch_size * gradient_accumulation_steps` times"
+            " `trainer.accelerator.num_processes`."
+        ),
+        "world_size": "Use `trainer.accelerator.num_processes`.",
+        "is_encoder_decoder": "It is always False: policies are decoder-only.",
+        "is_peft_model": "Use `policy.is_peft_model`.",
+    },
     POLICY: {
         "compute_reward_score": f"{_REWARD_ADAPTER}, and call its `compute_reward_score`.",
         "prepare_inputs_for_generation": (
@@ -93,6 +117,13 @@ OLD_NAMES: dict[str, dict[str, str]] = {
             " `AutoModelForCausalLMWithValueHead.from_pretrained`."
         ),
         "push_to_hub": "Call `save_pretrained(name, push_to_hub=True)`.",
+        "gradient_checkpointing_disable": (
+            "Call `policy.pretrained_model.gradient_checkpointing_disable()`."
+        ),
+        "resize_token_embeddings": (
+            "Resize the model first, and then make a policy of it with"
+            " `AutoModelForCausalLMWithValueHead.from_pretrained(model)`."
+        ),
     },
     ELSEWHERE: {
         "return_all_scores": (
@@ -119,6 +150,13 @@ def without_old_arguments(arguments: Mapping) -> dict:
         if sentence is not None and value:
             raise ValueError(sentence)
     return {key: value for key, value in arguments.items() if key not in OLD_NAMES[ARGUMENT]}
+
+
+def refuse_arguments(arguments: Mapping) -> None:
+    """Raise ``TypeError`` for arguments of the trainer that it does not have."""
+    for name in arguments:
+        sentence = advice(TRAINER, name)
+        raise TypeError(sentence or f"PPOTrainer has no argument {name!r}.")
 
 
 def refuse_overrides(trainer: type) -> None:
