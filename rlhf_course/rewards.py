@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from rlhf_course.data.encoding import answer_ids, default_form, encode, read_form
+from rlhf_course.data.transcripts import ASSISTANT
 from rlhf_course.policy.network import say_once, without_dropout
 from rlhf_course.policy.save_load import (
     check_vocabulary,
@@ -152,8 +153,7 @@ class RewardModel:
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.form = form or find_form(self.model, self.tokenizer, source)
-        if not form and not source and self.form == "chat":
-            say_once(IN_MEMORY)
+        self.says_form = not form and not source and self.form == "chat"
         self.max_length = max_length or _longest(self.model, self.tokenizer)
         self.batch_size = batch_size
         self.share_prompts = share_prompts
@@ -172,6 +172,8 @@ class RewardModel:
         """Return the token ids that the model reads, one row per prompt and answer."""
         prompts = check_texts("prompts", prompts)
         answers = check_texts("answers", answers)
+        if self.says_form and not all(text.rstrip().endswith(ASSISTANT) for text in prompts):
+            say_once(IN_MEMORY)
         rows = encode(self.tokenizer, prompts, answers, self.form)
         return [self._fit(ids, answer) for ids, answer in zip(rows, answers, strict=True)]
 

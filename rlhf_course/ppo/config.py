@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 
 from rlhf_course.ppo import algorithm
+from rlhf_course.runtime import old_names
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
 # The range of each number. Fields have no metadata, because HfArgumentParser reads it as its own
