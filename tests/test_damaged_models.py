@@ -147,6 +147,13 @@ def test_an_empty_tokenizer_is_none(folders):
     assert "has no tokenizer" in text
 
 
+def test_an_adapter_without_its_tokenizer(folders):
+    """transformers asks for sentencepiece or tiktoken."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folders / "judge" / name).unlink(missing_ok=True)
+    assert "has no tokenizer" in said(lambda: load_tokenizer(folders / "judge"))
+
+
 def test_an_adapter_of_another_task(folders):
     said(lambda: load(folders / "judge"))
 

@@ -100,6 +100,24 @@ def test_both_names_of_the_length_give_the_kl_of_a_response(length, run):
     assert "objective/kl 4 → 58" in run(text)[1] and "KL grows without end" in run(text)[1]
 
 
+def test_llama_factorys_log_of_dpo_is_recognized_and_its_accuracy_read(run):
+    rows = [
+        {
+            "current_steps": 10 * step,
+            "total_steps": 300,
+            "loss": 0.7,
+            "accuracy": 0.5 - 0.01 * step,
+            "lr": 5e-6,
+            "percentage": 3.3 * step,
+            "elapsed_time": "0:00:10",
+        }
+        for step in STEPS
+    ]
+    code, said = run(lines(rows), "trainer_log.jsonl")
+    assert code == 2 and "columns of LLaMA-Factory's trainer_log.jsonl" in said
+    assert "stop · Accuracy falls" in said and "ppo/learning_rate" in said
+
+
 def test_a_null_column_does_not_hide_the_reward(run):
     noise = np.random.default_rng(0).normal(0, 0.01, len(STEPS))
     rows = [{"loss": 1.0, "eval_loss": None, "reward": x, "learning_rate": 1e-5} for x in noise]

@@ -12,6 +12,8 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -88,6 +90,44 @@ def test_the_projection_stays_tied_to_the_embeddings(adapted):
     policy = AutoModelForCausalLMWithValueHead(network)
     assert type(policy.projection) is FullPrecisionLinear
     assert policy.projection.weight is network.get_input_embeddings().weight
+
+
+def test_the_value_head_fits_peft_s_copy_of_a_tied_projection():
+    """peft makes the copy with in_features and out_features exchanged."""
+    config = GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32, tie_word_embeddings=True
+    )
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=["c_attn"],
+        fan_in_fan_out=True,
+        modules_to_save=["wte", "lm_head"],
+        ensure_weight_tying=True,
+    )
+    policy = AutoModelForCausalLMWithValueHead(get_peft_model(GPT2LMHeadModel(config), lora))
+    assert policy.v_head.summary.in_features == 16
+    assert policy(torch.tensor([[1, 2, 3]]))[2].shape == (1, 3)
+
+
+def test_layers_that_share_an_adapters_weights_are_saved(tmp_path):
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        target_modules=["q_proj"],
+        layer_replication=[[0, 2], [0, 2]],
+        init_lora_weights=False,
+    )
+    policy = load(tmp_path / "base", peft_config=lora)
+    policy.save_pretrained(tmp_path / "adapter")
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(load(tmp_path / "adapter")(ids)[0], policy(ids)[0])
 
 
 def test_value_head_follows_the_models_final_norm():

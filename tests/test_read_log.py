@@ -96,6 +96,14 @@ def test_an_accuracy_may_begin_at_one_half(end, symptoms, tmp_path, capsys):
     assert ("Accuracy stays at one half" in text) == bool(symptoms)
 
 
+def test_an_accuracy_may_fall_from_one_half(tmp_path, capsys):
+    rows = [
+        {"step": s, "rewards/accuracies": 0.5 - max(0, s - 10) / 150, "loss": 0.7} for s in STEPS
+    ]
+    code, text = run(state(tmp_path, rows), tmp_path / "out", capsys=capsys)
+    assert code == 2 and "stop · Accuracy falls" in text
+
+
 @pytest.mark.parametrize("card", sorted((ROOT / "figs/measured").glob("0[45]*.json")))
 def test_the_courses_own_runs_are_read(card, tmp_path, capsys):
     code, text = run(card, tmp_path / "out", capsys=capsys)

@@ -21,7 +21,7 @@ from builders import (
 )
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import GPT2Config, GPT2ForSequenceClassification
+from transformers import GPT2Config, GPT2ForSequenceClassification, WatermarkingConfig
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.evaluation import evaluate
@@ -239,16 +239,73 @@ def test_a_policy_as_its_own_reference_stays_trainable():
     [
         ({"length_sampler": iter([3, 0] * 4).__next__}, "at least 1 token"),
         ({"stop_strings": ["."], "max_new_tokens": 3}, "would add EOS that was not sampled"),
+        ({"max_tokens": 3}, "cannot honor max_tokens. Pass max_new_tokens"),
+        ({"tokenizer": PadTokenizer(), "max_new_tokens": 3}, "uses its own tokenizer"),
+        ({"eos_token_id": "</s>", "max_new_tokens": 3}, "convert_tokens_to_ids"),
+        ({"eos_token_id": ["</s>"], "max_new_tokens": 3}, "eos_token_id has the text '</s>'"),
+        ({"top_k": -1, "max_new_tokens": 3}, "pass top_k=0 to sample from the whole vocabulary"),
+        ({"temperature": 0, "max_new_tokens": 3}, "temperature is 0, but sampling needs one above"),
     ],
 )
 def test_settings_of_sampling_that_spoil_responses(settings, message):
     with invalid(message):
-        make_trainer().generate(QUERIES, **SAMPLING, **settings)
+        make_trainer().generate(QUERIES, **SAMPLING | settings)
 
 
 def test_forced_tokens_are_not_sampled():
     with pytest.warns(UserWarning, match=f"forced_eos_token_id={EOS}"):
         make_trainer().generate(QUERIES, **SAMPLING, max_new_tokens=3, forced_eos_token_id=EOS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prefix_allowed_tokens_fn", lambda row, ids: [1, 2, 3]),
+        ("watermarking_config", WatermarkingConfig(bias=5.0)),
+        ("encoder_repetition_penalty", 5.0),
+        ("encoder_no_repeat_ngram_size", 2),
+        ("top_h", 0.3),
+    ],
+)
+def test_other_settings_that_change_the_distribution(name, value):
+    with pytest.warns(UserWarning, match=f"Sampling with {name}=.* does not follow"):
+        make_trainer().generate(QUERIES, **SAMPLING, max_new_tokens=3, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"num_return_sequences": 2, "do_sample": True},
+        {"return_dict_in_generate": True},
+        {"stop_strings": ["."]},
+        {"max_time": 1e-9},
+    ],
+)
+def test_settings_saved_with_the_model_change_no_rows(saved):
+    trainer = make_trainer(fast=False)
+    config = trainer.policy.pretrained_model.generation_config
+    torch.manual_seed(0)
+    expected = trainer.generate(QUERIES, **SAMPLING, max_new_tokens=5)
+    for name, value in saved.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    actual = trainer.generate(QUERIES, **SAMPLING, max_new_tokens=5)
+    assert [row.tolist() for row in actual] == [row.tolist() for row in expected]
+
+
+def test_several_active_adapters_are_refused():
+    lora = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
+    adapter = get_peft_model(make_policy().pretrained_model, lora)
+    adapter.add_adapter("style", lora)
+    policy = AutoModelForCausalLMWithValueHead(adapter)
+    adapter.base_model.set_adapter(["default", "style"])
+    with invalid("The adapters default, style are active.*Merge them with add_weighted_adapter"):
+        AutoModelForCausalLMWithValueHead(adapter)
+    with invalid("The adapters default, style are active"):
+        make_trainer(policy)
+    mixed = get_peft_model(make_policy().pretrained_model, lora, mixed=True)
+    with invalid("The policy is a PeftMixedModel"):
+        AutoModelForCausalLMWithValueHead(mixed)
 
 
 def test_policies_that_nobody_meant():
