@@ -32,6 +32,7 @@ from rlhf_course.data import (
     tokenize_answers,
     tokenize_pairs,
 )
+from rlhf_course.data.rows import load_split
 from rlhf_course.rewards import RewardModel, SentimentReward
 from rlhf_course.synthetic import small_models
 
@@ -281,6 +282,23 @@ def test_a_split_in_the_root_and_in_a_subfolder_is_refused(tmp_path):
     write_rows(write_rows(tmp_path, rows), rows * 2, "data/train-00000-of-00001.parquet")
     with invalid("train.jsonl .*the same split"):
         load_pairs(tmp_path, "train")
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv"])
+def test_answers_that_look_like_missing_values_are_texts(name, tmp_path):
+    table = pd.DataFrame(
+        {
+            "prompt": ["q", "r", "s"],
+            "chosen": ["NA", "None", "null"],
+            "rejected": ["a", "b", "c"],
+            "score": [0.5, None, 1.0],
+        }
+    )
+    table.to_csv(tmp_path / name, index=False, sep="," if name == "train.csv" else "\t")
+    data_file = None if name == "train.csv" else name
+    rows = load_split(tmp_path, "train", data_file)
+    assert rows["chosen"][:] == ["NA", "None", "null"]
+    assert rows["score"][:] == [0.5, None, 1.0]
 
 
 def test_csv_rows_with_more_fields_than_the_header(tmp_path):

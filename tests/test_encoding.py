@@ -30,6 +30,7 @@ from rlhf_course.data import (
 )
 from rlhf_course.data.encoding import read_form, write_form
 from rlhf_course.policy.adapters import RewardAdapter
+from rlhf_course.policy.network import say_once
 from rlhf_course.rewards import RewardModel, count_shared, find_form, load_reward_model
 from tests.test_reward_model import make_classifier, make_tokenizer
 
@@ -120,6 +121,17 @@ def test_the_score_of_a_chat_model_is_read_at_the_answers_last_token(chat_base, 
     assert score == pytest.approx(chat_reward.score(hidden).item(), abs=1e-5)
     whole = encode(tokenizer, [QUESTION], ["Read a book."], form="template")[0]
     assert tokenizer.decode(whole[-2:]) == "<|im_end|>\n" and whole[:-1] == ids
+
+
+def test_the_form_of_a_model_in_memory_is_said_for_plain_prompts(chat_base, chat_reward, capsys):
+    tokenizer = AutoTokenizer.from_pretrained(chat_base)
+    say_once.cache_clear()
+    RewardModel(chat_reward, tokenizer)([QUESTION], ["No."])
+    RewardModel(chat_reward, tokenizer, form="template")(["Is it late?"], ["No."])
+    assert "form=" not in capsys.readouterr().out
+    for _ in range(2):
+        RewardModel(chat_reward, tokenizer)(["Is it late?"], ["No."])
+    assert capsys.readouterr().out.count('RewardModel(..., form="template")') == 1
 
 
 def test_an_adapter_scores_the_same_on_the_policys_base(chat_base, tmp_path):

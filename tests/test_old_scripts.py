@@ -38,7 +38,15 @@ from rlhf_course import (
 )
 from rlhf_course.course.presets import ROOT
 from rlhf_course.policy.adapters import RewardAdapter
-from rlhf_course.runtime.old_names import ARGUMENT, IMPORT, OLD_NAMES, OVERRIDE, POLICY
+from rlhf_course.runtime.old_names import (
+    ARGUMENT,
+    CONFIG,
+    IMPORT,
+    OLD_NAMES,
+    OVERRIDE,
+    POLICY,
+    TRAINER,
+)
 
 CLASSIFIER = str(ROOT / "models/distilbert-imdb-mini")
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
@@ -411,6 +419,14 @@ def test_every_old_name_has_its_sentence_where_it_is_used():
     for name in OLD_NAMES[POLICY]:
         with pytest.raises(AttributeError, match=f"{name} of TRL"):
             getattr(trainer.policy, name)
+    for name in OLD_NAMES[CONFIG]:
+        with pytest.raises(AttributeError, match=f"{name} of TRL"):
+            getattr(trainer.config, name)
+    for name in OLD_NAMES[TRAINER]:
+        with pytest.raises(TypeError, match=f"{name} of TRL"):
+            PPOTrainer(trainer.config, make_policy(), **{name: None})
+    with pytest.raises(TypeError, match="PPOTrainer has no argument 'nothing'"):
+        PPOTrainer(trainer.config, make_policy(), nothing=1)
     with pytest.raises(AttributeError, match="Use `accelerator.device`"):
         _ = trainer.current_device
     with pytest.raises(AttributeError, match="'PPOTrainer' object has no attribute 'nothing'"):
