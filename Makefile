@@ -99,6 +99,7 @@ models: $(READY)
 	$(BIN)/python dev/models/train_imdb_models.py $(IMDB)
 	$(BIN)/python dev/models/measure_imdb_models.py $(IMDB)
 	$(BIN)/python dev/models/train_baichuan_mini.py
+	$(BIN)/python dev/models/train_chat_mini.py
 	rm -f models/imdb-live-policies/*/run.json
 	$(BIN)/python dev/models/train_live_policies.py
 
