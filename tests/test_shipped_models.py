@@ -25,7 +25,7 @@ def judge() -> NgramSentiment:
 
 def test_they_are_small_and_hold_no_pickle():
     files = [path for path in MODELS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 36e6
+    assert sum(path.stat().st_size for path in files) < 38e6
     kinds = ".safetensors .json .jsonl .md .model .txt .parquet .yaml".split()
     assert {path.suffix for path in files} <= {*kinds}
 

@@ -22,7 +22,7 @@ from rlhf_course.course.presets import ROOT
 from rlhf_course.data import as_prompt, tokenize_answers
 from rlhf_course.data.encoding import check_template, prompt_ids
 from rlhf_course.data.questions import load_questions
-from rlhf_course.data.rubric import RUBRIC, content_stems, words_of
+from rlhf_course.data.rubric import RUBRIC, WISH, content_stems, words_of
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.ppo.sampling import SAMPLING, generate
 from rlhf_course.runtime.files import atomic_file, atomic_folder
@@ -39,10 +39,9 @@ STEPS = 750
 BATCH = 16
 RATE = 3e-3
 TEMPERATURE = 0.9  # the learned distribution at this temperature is the model's own
-MOST_TOKENS = 48  # per sampled answer
+MOST_TOKENS = 40  # per sampled answer
 START = "<|im_start|>"
 END = "<|im_end|>"
-INSTRUCTION = "Answer in at most twenty-five words."
 # SmolLM2's template without its system sentence.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
@@ -110,7 +109,7 @@ def draw_answer(dice: random.Random, pair: Pair, other: Pair) -> str:
 
 def ask(question: str) -> str:
     """Return a question and the instruction as a prompt."""
-    return as_prompt(f"{question} {INSTRUCTION}")
+    return as_prompt(f"{question} {WISH}")
 
 
 def make_rows(pairs: list[Pair]) -> list[dict]:
