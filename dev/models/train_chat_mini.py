@@ -192,7 +192,7 @@ def measure(folder: Path, tokenizer, questions: list[str]) -> dict[str, float]:
 def write_card(folder: Path, model: LlamaForCausalLM, rows: int, shares: dict[str, float]) -> None:
     """Fill the model's numbers into its card."""
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
-    measured = "\n".join(f"| {name} | {share:.0%} |" for name, share in shares.items())
+    measured = "\n".join(f"| `{name}` | {share:.0%} |" for name, share in shares.items())
     card = cards[NAME].format(
         parameters=model.num_parameters() / 1e6,
         vocabulary=model.config.vocab_size,
