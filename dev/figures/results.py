@@ -634,7 +634,7 @@ def token_logprobs_of(model, ids, mask, positions) -> torch.Tensor:
 
 @result(
     compute_silent_faults,
-    "Three faults that raise no error",
+    "Three faults that raise no error where they happen",
     "Left: after a step of TRL 0.4.7's arithmetic, all weights are NaN if one answer of eight is"
     " empty, and none otherwise. Middle: seconds to sample on an H200 with and without cuDNN's"
     " attention kernel, in float32 and bf16. Right: the error of a response's log-probability over"
