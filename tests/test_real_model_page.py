@@ -33,3 +33,25 @@ def test_a_larger_kl_coefficient_costs_less_and_gains_less():
     assert runs == sorted(runs, reverse=True)
     assert [run[1:] for run in runs] == sorted((run[1:] for run in runs), reverse=True)
     assert not any(gain >= 1 and added <= 0.1 for gain, _, added in runs)
+
+
+WISH_CARDS = [f"small/10_a_real_model{seed}" for seed in ("", "_1", "_2")] + ["10_a_real_model"]
+
+
+def wish_numbers(name: str) -> dict:
+    """Return the metrics of a committed run of notebook 10."""
+    file = real_model.CARDS.parent / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8"))["metrics"]
+
+
+@pytest.mark.parametrize("name", WISH_CARDS)
+def test_notebook_10s_sentences_hold_in_each_run(name):
+    """Every method raises gold; PPO lowers the hidden item most."""
+    numbers = wish_numbers(name)
+    methods = [key.removesuffix(", gold") for key in numbers if key.endswith(", gold")]
+    assert methods[:4] == ["before", "DPO", "PPO", "RLOO"] and len(methods) == 5
+    assert all(numbers[f"{method}, change of gold"] > 0 for method in methods[1:])
+    hidden = {m: numbers[f"{m}, change of names the subject"] for m in methods[1:]}
+    assert min(hidden, key=hidden.get) == "PPO"
+    assert hidden["PPO"] + numbers["PPO, change of names the subject, ±"] < 0
+    assert max(("DPO", "PPO", "RLOO"), key=lambda m: numbers[f"{m}, KL"]) == "PPO"

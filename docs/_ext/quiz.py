@@ -19,8 +19,8 @@ SOURCE = Path(__file__).parents[1].joinpath("quiz.yaml")
 PAGE = Path(__file__).parents[1].joinpath("quiz.md")
 INTRODUCTION = """# Quiz
 
-Each notebook has five questions or more. Open the answer that you would give. The text inside
-shows whether the answer is correct, and why.
+Notebooks 00 to 09 have five questions or more each. Open the answer that you would give. The text
+inside shows whether the answer is correct, and why.
 """
 
 

@@ -27,6 +27,10 @@ NOTEBOOK_ROWS = (  # notebook, what is measured, its metrics before and after
     ("08_verifiable_rewards", "08: share that obeys", "pass@1_before", "pass@1_after"),
 )
 SEEDS = (0, 1, 2)
+WISH_NOTEBOOK = "10_a_real_model"
+WISH_METHODS = ("DPO", "PPO", "RLOO", "best of 4")
+HIDDEN_ITEM = "names the subject"
+COSTS = ("loss on reviews", "loss on preferred answers", "sums", "facts")
 # Runs of notebook 04 with other KL coefficients, all at seed 0.
 KL_COEFFICIENTS = {
     "0.05": "04_gpt2_imdb_ppo.json",
@@ -129,7 +133,7 @@ def examples() -> list[str]:
 
 
 def notebook_table() -> list[str]:
-    """Return a row per statistic of notebooks 04 and 08 at preset small, with a column per seed."""
+    """Return a row per statistic of notebooks 04 and 08 at preset small; a column per seed."""
     lines = [f"| notebook at `small` | {' | '.join(f'seed {seed}' for seed in SEEDS)} |"]
     lines.append("|---" * (1 + len(SEEDS)) + "|")
     for notebook, title, before, after in NOTEBOOK_ROWS:
@@ -150,6 +154,32 @@ def notebook_card(notebook: str, seed: int) -> dict:
     """Return the run card of a notebook at preset small, or {} if this seed was not run."""
     file = CARDS / (f"{notebook}.json" if seed == 0 else f"{notebook}_{seed}.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def wish_table() -> list[str]:
+    """Return rows about notebook 10 at preset small, with a column per seed."""
+    cards = [notebook_card(WISH_NOTEBOOK, seed).get("metrics", {}) for seed in SEEDS]
+    lines = [f"| notebook 10 at `small` | {' | '.join(f'seed {seed}' for seed in SEEDS)} |"]
+    lines.append("|---" * (1 + len(SEEDS)) + "|")
+
+    def add_row(title: str, text_of) -> None:
+        fields = [text_of(card) if card else "not run" for card in cards]
+        lines.append(f"| {' | '.join([title, *fields])} |")
+
+    for column in ("gold", HIDDEN_ITEM):
+        add_row(f"{column}, before training", lambda card, c=column: f"{card[f'before, {c}']:.2f}")
+        for method in WISH_METHODS:
+            name = f"{method}, change of {column}"
+            add_row(name, lambda card, n=name: f"{card[n]:+.2f} ± {card[f'{n}, ±']:.2f}")
+    for column in ("tokens", "KL"):
+        for method in WISH_METHODS[:3]:
+            name = f"{method}, {column}"
+            add_row(name, lambda card, n=name: f"{card[n]:.1f}")
+    for column in COSTS:
+        for method in WISH_METHODS[:3]:
+            name = f"{method}, change of {column}"
+            add_row(name, lambda card, n=name: f"{card[n]:+.2f} ± {card[f'{n}, ±']:.2f}")
+    return lines
 
 
 def kl_coefficient_table() -> list[str]:
@@ -191,7 +221,7 @@ def tables() -> str:
     """Return the generated part of the page."""
     cards = read_cards()
     blocks = [setting(cards), instruction_table(cards), cost_table(cards)]
-    blocks += [notebook_table(), kl_coefficient_table()]
+    blocks += [notebook_table(), kl_coefficient_table(), wish_table()]
     blocks += [["**Unedited answers of seed 0** (⏎ is a line break):"], examples()]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n\n"
 
