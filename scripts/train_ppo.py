@@ -46,7 +46,15 @@ from rlhf_course.command_line.ppo_options import (
 from rlhf_course.command_line.records import Records
 from rlhf_course.course.presets import Settings, prepare, shipped
 from rlhf_course.course.run_card import quiet_libraries
-from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews, prompt_ids
+from rlhf_course.data import (
+    build_queries,
+    collate,
+    decode_answers,
+    endless,
+    load_pairs,
+    load_reviews,
+    prompt_ids,
+)
 from rlhf_course.data.rows import UnknownSplitError
 from rlhf_course.evaluation import evaluate
 from rlhf_course.policy.adapters import RewardAdapter, quantization
@@ -322,8 +330,7 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
         return raw.sigmoid() if settings.sigmoid_score else raw
 
     def decode(responses):
-        texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        return decode_answers(tokenizer, responses)
 
     generation = SAMPLING | {
         "max_new_tokens": settings.max_new_tokens,

@@ -29,7 +29,14 @@ from rlhf_course.command_line import base_checks, command_presets, trl_run
 from rlhf_course.command_line.options import option
 from rlhf_course.command_line.records import SHOWN
 from rlhf_course.course.presets import Settings
-from rlhf_course.data import describe, hold_out, load_answers, prompt_ids, tokenize_answers
+from rlhf_course.data import (
+    decode_answers,
+    describe,
+    hold_out,
+    load_answers,
+    prompt_ids,
+    tokenize_answers,
+)
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import load_model, load_tokenizer
 from rlhf_course.ppo.sampling import SAMPLING, refuse_nan
@@ -251,9 +258,9 @@ def sample_answers(trainer, tokenizer, prompts: list[str], most: int) -> list[di
             pad_token_id=tokenizer.pad_token_id,
             use_cache=True,
         )
-    answers = tokenizer.batch_decode(ids[:, width:], skip_special_tokens=True)
+    answers = decode_answers(tokenizer, ids[:, width:])
     return [
-        {"prompt": prompt, "answer": answer.strip()}
+        {"prompt": prompt, "answer": answer}
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 

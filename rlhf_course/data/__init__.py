@@ -2,7 +2,7 @@
 # ruff: noqa: F401
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
-from rlhf_course.data.encoding import answer_ids, encode, prompt_ids
+from rlhf_course.data.encoding import answer_ids, decode_answers, encode, prompt_ids
 from rlhf_course.data.preferences import load_pairs, tokenize_pairs
 from rlhf_course.data.reviews import build_queries, held_out_reviews, load_reviews
 from rlhf_course.data.rows import collate, describe, endless

@@ -23,16 +23,22 @@ from rlhf_course.data.layouts import (
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
 from rlhf_course.data.transcripts import (
     ASSISTANT,
+    FLAGS,
     HUMAN,
     as_prompt,
     as_text,
+    is_context,
     read_turn,
     split_answer,
+    trim,
 )
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
 EMPTY = "empty question or answer"
 REPEATED = "repeated row"
+CONTEXT = "turn marked as context"
+ADVICE = {CONTEXT: "Set weight, train or loss to 1 in the turns to train on."}
+LITERAL_BREAK = re.compile(r"\\n(?![a-z])")  # not in words such as \nabla
 
 
 def load_answers(
@@ -47,8 +53,9 @@ def load_answers(
     question and an answer under one of ``ANSWER_NAMES``, or dialogues, each of whose assistant
     turns is an answer. A system text, earlier turns and an input become part of the prompt.
     ``columns`` names other columns, as in "prompt=title,answer=body". Columns that are not read are
-    printed. A literal backslash-n becomes a line break. Raises :func:`load_split`'s errors, and
-    ``ValueError`` for missing columns, values of the wrong type, or no usable answer.
+    printed. Turns with weight 0 or train false are context, not answers. In HC3's layout, a literal
+    backslash-n becomes a line break. Raises :func:`load_split`'s errors, and ``ValueError`` for
+    missing columns, values of the wrong type, or no usable answer.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
@@ -59,15 +66,20 @@ def load_answers(
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
         for question, answer in read_row(row):
             reason = None
-            if not (question and answer):
+            if answer is None:
+                reason = CONTEXT
+            elif not (question and answer):
                 reason = EMPTY
             elif (question, answer) in seen:
                 reason = REPEATED
             seen.add((question, answer))
             yield {"prompt": as_prompt(question), "answer": answer}, reason
 
-    answers, report = keep_usable(rows, parse, (EMPTY, REPEATED), where)
+    answers, report = keep_usable(rows, parse, (EMPTY, REPEATED, CONTEXT), where, ADVICE)
+    if not report[CONTEXT]:
+        del report[CONTEXT]  # most data have no marks
     check_templates(answers["prompt"][:], where)
+    _name_literal_breaks(answers["answer"][:], where)
     return answers, report
 
 
@@ -82,7 +94,7 @@ def _choose_reader(rows: Dataset, columns: str | None, where: str) -> Callable:
     dialogues = [name for name in DIALOGUES if name in rows.column_names]
     if "answer" not in roles and dialogues:
         roles = {role: name for role, name in roles.items() if role == "system"}
-        name_unread(rows, (dialogues[0], *roles.values()), where)
+        name_unread(rows, (dialogues[0], *roles.values()), where, FLAGS)
         return lambda row: _read_dialogue(row, dialogues[0], roles)
     require_roles(roles, ANSWER_NAMES, rows, where)
     name_unread(rows, roles.values(), where)
@@ -91,14 +103,14 @@ def _choose_reader(rows: Dataset, columns: str | None, where: str) -> Callable:
 
 def _read_hc3(row: dict) -> list[tuple[str, str]]:
     """Return a row's question with each answer of humans and of ChatGPT."""
-    question = _clean(row["question"])
+    question = _clean(_break_lines(row["question"]))
     pairs = []
     for name in HC3[1:]:
         if not isinstance(row[name], list | None):
             raise ValueError(
                 "answers must be lists; CSV cannot hold lists, so use JSON Lines or Parquet."
             )
-        pairs += [(question, _clean(answer)) for answer in row[name] or []]
+        pairs += [(question, _clean(_break_lines(answer))) for answer in row[name] or []]
     return pairs
 
 
@@ -111,8 +123,8 @@ def _read_answer(row: dict, roles: dict[str, str]) -> list[tuple[str, str]]:
     return [(question, _clean(answer))]
 
 
-def _read_dialogue(row: dict, column: str, roles: dict[str, str]) -> list[tuple[str, str]]:
-    """Return each assistant turn of a dialogue, with all text before it."""
+def _read_dialogue(row: dict, column: str, roles: dict[str, str]) -> list[tuple[str, str | None]]:
+    """Return each assistant turn of a dialogue, with all text before it; None marks context."""
     messages = row[column] or []
     opening = read_opening(row, roles)
     pairs = []
@@ -121,7 +133,10 @@ def _read_dialogue(row: dict, column: str, roles: dict[str, str]) -> list[tuple[
         before, mark, answer = transcript.rpartition(ASSISTANT)
         if mark and read_turn(message)[0] == "assistant":
             question = put_before(opening, before) if before else ""
-            pairs.append((_clean(question), _clean(answer)))
+            if is_context(message):
+                pairs.append((question, None))
+            else:
+                pairs.append((_clean(question), trim(answer.removeprefix(" "))))
     return pairs
 
 
@@ -133,10 +148,31 @@ def _text(value: str | None) -> str:
 
 
 def _clean(value: str | None) -> str:
-    """Return a text with line breaks for each backslash-n, except in words such as \\nabla."""
-    text = re.sub(r"\\n(?![a-z])", "\n", _text(value)).rstrip()
+    """Return a text without surrounding blank lines and spaces; a transcript keeps its first."""
+    text = _text(value)
     is_transcript = HUMAN in text  # begins with a blank line
-    return text if is_transcript else text.lstrip()
+    return text.rstrip() if is_transcript else trim(text)
+
+
+def _break_lines(value: str | None) -> str:
+    """Return a text of HC3 with a line break for each literal backslash-n, except in code.
+
+    Code has real line breaks, and a fence or an escape beside a quotation mark.
+    """
+    text = _text(value)
+    has_breaks = "\n" in text.strip()
+    has_code = re.search(r"```|[\"'`]\\n|\\n[\"'`]", text)
+    return text if has_breaks and has_code else LITERAL_BREAK.sub("\n", text)
+
+
+def _name_literal_breaks(answers: list[str], where: str) -> None:
+    """Print how many answers have a literal backslash-n for a line break, if most have."""
+    marked = [text for text in answers if "\n" not in text and LITERAL_BREAK.search(text)]
+    if 2 * len(marked) > len(answers):
+        print(
+            f"{len(marked)} of {len(answers)} answers in {where} contain a literal \\n, and no line"
+            " break. They stay as they are; if line breaks are meant, replace \\n in the data."
+        )
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_messages, as_prompt
+from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_messages, as_prompt, trim
 from rlhf_course.runtime.files import atomic_file, read_json
 
 FORMS = {
@@ -104,6 +104,13 @@ def answer_ids(tokenizer, answers: Sequence[str], form: str | None = None) -> li
     texts = [f"{gap}{answer}" if answer else "" for answer in answers]
     end = end_token(tokenizer)
     return [[*ids, end] for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def decode_answers(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Return the texts of sampled answers, as :func:`answer_ids` takes them."""
+    gap = "" if default_form(tokenizer) == "chat" else " "
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [trim(text.removeprefix(gap)) for text in texts]
 
 
 def end_token(tokenizer) -> int:

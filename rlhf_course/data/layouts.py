@@ -5,11 +5,19 @@ Roles are recognized by names in common use, or chosen with --columns.
 """
 
 import re
+import warnings
 from collections.abc import Iterable
 
-from datasets import Dataset
+from datasets import Dataset, Value
 
-from rlhf_course.data.transcripts import ASSISTANT, HUMAN, MARKS, as_prompt, as_text
+from rlhf_course.data.transcripts import (
+    ASSISTANT,
+    CONTENTS,
+    HUMAN,
+    MARKS,
+    as_prompt,
+    as_text,
+)
 
 PAIR_NAMES = {
     "prompt": ("prompt", "question", "instruction", "query", "conversations"),
@@ -22,6 +30,11 @@ ANSWER_NAMES = {
 }
 DIALOGUES = ("messages", "conversations")
 BEFORE = ("system", "history", "input")  # texts that belong to the prompt
+SCANNED = 1000  # rows whose messages are searched for keys that are not read
+PREFERENCE = re.compile(r"prefer|better|winner|best|choice|label|rank|vote", re.IGNORECASE)
+TWIN = re.compile(
+    r"(.*(?:response|answer|completion|output|reply|conversation|ref))(?:_?\d|_[ab]|_?[AB])"
+)
 GOLD = ("gold_chosen", "gold_rejected")  # scores that train_reward_model.py reads
 TEMPLATE_MARKS = re.compile(
     r"\[/?INST\]|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\|(?:user|assistant)\|>"
@@ -93,6 +106,8 @@ def require_roles(roles: dict[str, str], needed: Iterable[str], rows: Dataset, w
     """Raise ``ValueError`` if a role has no column."""
     missing = [role for role in needed if role not in roles]
     if missing:
+        _refuse_unordered(missing, rows, where)
+        _refuse_whole_texts(missing, roles, rows, where)
         example = ",".join(f"{role}=NAME" for role in missing)
         raise ValueError(
             f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."
@@ -100,12 +115,91 @@ def require_roles(roles: dict[str, str], needed: Iterable[str], rows: Dataset, w
         )
 
 
-def name_unread(rows: Dataset, roles: Iterable[str], where: str) -> None:
-    """Print the columns that no text is read from."""
-    read = {_split_item(column)[0] for column in roles}
+def _refuse_unordered(missing: list[str], rows: Dataset, where: str) -> None:
+    """Raise ``ValueError`` if chosen and rejected are missing, but numbered answers are there."""
+    twins = _find_twins(rows.column_names)
+    if not twins or not {"chosen", "rejected"} <= set(missing):
+        return
+    judges = [name for name in rows.column_names if PREFERENCE.search(name)]
+    raise ValueError(
+        f"No column chosen or rejected in {where}; it has {', '.join(rows.column_names)}. The"
+        f" numbers in {' and '.join(twins)} are no order: as chosen and rejected, about half of the"
+        f" pairs would be swapped. Write two columns chosen and rejected, sorted row by row by"
+        f" {' or '.join(judges) or 'the preference'}."
+    )
+
+
+def _refuse_whole_texts(
+    missing: list[str], roles: dict[str, str], rows: Dataset, where: str
+) -> None:
+    """Raise ``ValueError`` if fewer columns remain than --columns would have to name."""
+    taken = {_split_item(column)[0] for column in roles.values()}
+    free = [name for name in rows.column_names if name not in taken]
+    has_lists = any(not isinstance(rows.features[name], Value) for name in free)
+    if has_lists or len(free) >= len(missing):
+        return
+    action = "Each row needs two answers to one prompt, in columns chosen and rejected."
+    if "answer" in missing:
+        action = (
+            "Split whole dialogues into columns prompt and answer, or into a column messages like"
+            ' [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}].'
+        )
+    raise ValueError(
+        f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."
+        f" {action}"
+    )
+
+
+def _find_twins(names: Iterable[str]) -> list[str]:
+    """Return columns of answers that differ only in a number or letter, as in response_1."""
+    stems = {}
+    for name in names:
+        match = TWIN.fullmatch(name)
+        if match:
+            stems.setdefault(match[1], []).append(name)
+    return next((group for group in stems.values() if len(group) > 1), [])
+
+
+def warn_unordered(rows: Dataset, roles: dict[str, str], where: str) -> None:
+    """Warn if chosen and rejected are numbered answers, and a column seems to say which is better.
+
+    Two items of one list are numbered as well.
+    """
+    columns = [roles["chosen"], roles["rejected"]]
+    names = {_split_item(column)[0] for column in columns}
+    judges = [
+        name for name in rows.column_names if PREFERENCE.search(name) and name not in roles.values()
+    ]
+    if judges and (len(names) == 1 or _find_twins(columns)):
+        warnings.warn(
+            f"{' and '.join(columns)} in {where} may hold no order, and {judges[0]}, which may say"
+            " which answer is better, is not read. If so, sort the answers into columns chosen and"
+            " rejected.",
+            stacklevel=3,
+        )
+
+
+def name_unread(rows: Dataset, roles: Iterable[str], where: str, flags: Iterable[str] = ()) -> None:
+    """Print the columns that no text is read from, and such keys of messages except ``flags``."""
+    read = dict.fromkeys(_split_item(column)[0] for column in roles)
     unread = [name for name in rows.column_names if name not in read and name not in GOLD]
+    for column in read:
+        unread += [f"{key} of {column}" for key in _unread_keys(rows, column, flags)]
     if unread:
         print(f"Not read in {where}: {', '.join(unread)}.")
+
+
+def _unread_keys(rows: Dataset, column: str, flags: Iterable[str]) -> list[str]:
+    """Return the keys with a value that no text is read from, in a column's first messages."""
+    if isinstance(rows.features[column], Value):
+        return []
+    read = {"role", "from", *CONTENTS, *flags}
+    unread = set()
+    for value in rows[:SCANNED][column]:
+        for message in value if isinstance(value, list) else [value]:
+            if isinstance(message, dict):
+                unread |= {key for key in message if message[key] not in (None, "", [], {})} - read
+    return sorted(unread)
 
 
 def value_of(row: dict, roles: dict[str, str], role: str):

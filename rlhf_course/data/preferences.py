@@ -16,8 +16,15 @@ from rlhf_course.data.layouts import (
     read_question,
     require_roles,
     value_of,
+    warn_unordered,
 )
-from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
+from rlhf_course.data.rows import (
+    as_numbers,
+    check_columns,
+    keep_short,
+    keep_usable,
+    load_split,
+)
 from rlhf_course.data.transcripts import ASSISTANT, HUMAN, last_question, split_answer
 
 SIDES = ("chosen", "rejected")
@@ -60,6 +67,9 @@ def load_pairs(
     roles = find_roles(rows, PAIR_NAMES, columns, where)
     require_roles(roles, SIDES, rows, where)
     name_unread(rows, roles.values(), where)
+    warn_unordered(rows, roles, where)
+    others = [name for name in rows.column_names if name not in roles.values()]
+    rows = as_numbers(rows, others)
 
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
         question = read_question(row, roles)
@@ -70,9 +80,9 @@ def load_pairs(
             sides.append((put_before(opening, before), mark, answer))
         chosen, rejected = sides
         pair = {"prompt": chosen[0] + ASSISTANT, "chosen": chosen[2], "rejected": rejected[2]}
-        others = {name: value for name, value in row.items() if name not in pair}
+        more = {name: value for name, value in row.items() if name not in pair}
         fault = find_fault(chosen, rejected)
-        yield pair | others, fault
+        yield pair | more, fault
 
     pairs, report = keep_usable(rows, parse, FAULTS, where, ADVICE)
     check_templates(pairs["prompt"][:], where)

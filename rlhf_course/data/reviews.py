@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, Value
 
-from rlhf_course.data.rows import check_columns, load_split
+from rlhf_course.data.rows import as_numbers, check_columns, load_split
 
 INCOMPLETE = "\ufffd"  # marks an incomplete character
 
@@ -22,7 +22,7 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
     check_columns(reviews, ("text", "label"), where)
-    reviews = reviews.select_columns(["text", "label"])
+    reviews = as_numbers(reviews.select_columns(["text", "label"]), ["label"])
     for row, text in enumerate(reviews["text"]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove it.")

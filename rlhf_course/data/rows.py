@@ -1,17 +1,18 @@
 """Load one split from a folder or the hub; filter and batch its rows."""
 
+import csv
 import filecmp
 import gzip
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 
 import datasets
 import pyarrow
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
 from datasets.packaged_modules.csv.csv import Csv
 from huggingface_hub import hf_hub_download
@@ -29,6 +30,7 @@ LOADERS = {
 }
 # In a table of texts, "NA", "None" and "null" are texts; only an empty field is a missing value.
 CSV_OPTIONS = {"keep_default_na": False, "na_values": [""]}
+SEPARATORS = (",", ";", "\t")  # of columns in CSV files
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
 OTHER_FORMATS = (".arrow", ".tsv", ".txt", ".xlsx", ".zip")
 ABOUT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -66,7 +68,7 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
                     builder = datasets.load_dataset_builder(str(source), **options)
                     _name_files(folder, split, builder)
                     if isinstance(builder, Csv):
-                        options |= CSV_OPTIONS
+                        options |= _csv_options(builder)
                 rows = datasets.load_dataset(str(source), split=split, **options)
             rows.data.validate(full=True)  # such as JSON that is not UTF-8
             return rows
@@ -123,6 +125,8 @@ def _load_file(source: str | Path, split: str, name: str) -> Dataset:
     else:
         path = hf_hub_download(source, name, repo_type="dataset")
     loader, options = _loader_of(Path(name))
+    if loader == "csv":
+        options |= _read_as_text([Path(path)], options.get("sep", ","))
     return datasets.load_dataset(loader, data_files=str(path), split=split, **options)
 
 
@@ -135,6 +139,90 @@ def _loader_of(file: Path) -> tuple[str, dict]:
     if suffix == ".tsv":
         options["sep"] = "\t"
     return LOADERS[suffix], options
+
+
+def _csv_options(builder: Csv) -> dict:
+    """Return the options with which a folder's CSV files are read."""
+    files = [Path(file) for part in (builder.config.data_files or {}).values() for file in part]
+    has_names = all(re.search(r"\.[ct]sv(\.gz)?$", file.name) for file in files)
+    if builder.info.features or not has_names:
+        return CSV_OPTIONS
+    return CSV_OPTIONS | _read_as_text(files, builder.config.sep)
+
+
+def _read_as_text(files: Sequence[Path], separator: str) -> dict:
+    """Return the options that read all cells of CSV files as texts, such as "007".
+
+    Prints a separator that was recognized in the headers. Raises ``ValueError`` if the files have
+    several separators, or a row has more fields than the header.
+    """
+    found = {file: _read_header(file, separator) for file in files}
+    separators = {separator for separator, _ in found.values()}
+    if len(separators) > 1:
+        raise ValueError(
+            f"{' and '.join(file.name for file in files)} have different separators,"
+            f" {' and '.join(map(repr, sorted(separators)))}. Save them with one separator."
+        )
+    options = {}
+    for recognized, _ in found.values():
+        options["sep"] = recognized
+    if options.get("sep", separator) != separator:
+        print(f"Reading {files[0].name} with {options['sep']!r} between columns.")
+    headers = {tuple(header) for _, header in found.values()}
+    if len(headers) == 1:  # the loader refuses others
+        (header,) = headers
+        names = [name or f"Unnamed: {index}" for index, name in enumerate(header)]  # as pandas
+        if names and len(set(names)) == len(names):
+            options["features"] = Features({name: Value("string") for name in names})
+    return options
+
+
+def _read_header(file: Path, separator: str) -> tuple[str, list[str]]:
+    """Return a CSV file's separator, and the names of its columns.
+
+    Raises ``ValueError`` if the first row has more fields than the header.
+    """
+    for candidate in (separator, *SEPARATORS):
+        header, _ = _first_rows(file, candidate)
+        if len(header) > 1:
+            separator = candidate
+            break
+    header, first = _first_rows(file, separator)
+    if len(first) > len(header) > 0:
+        raise ValueError(
+            f"Rows of {file} have more fields than the header: {len(first)} and {len(header)},"
+            f" separated by {separator!r}. Put texts that contain {separator!r} in quotes, and name"
+            " each column."
+        )
+    return separator, header
+
+
+def _first_rows(file: Path, separator: str) -> tuple[list[str], list[str]]:
+    """Return the header of a CSV file, and its first row; [] where there is none."""
+    open_text = gzip.open if file.suffix == ".gz" else open
+    rows = []
+    with open_text(file, "rt", encoding="utf-8-sig", newline="") as lines:
+        try:
+            rows = list(islice(filter(None, csv.reader(lines, delimiter=separator)), 2))
+        except csv.Error:  # a very long field
+            pass
+    header, first = [*rows, [], []][:2]
+    return header, first
+
+
+def as_numbers(rows: Dataset, names: Iterable[str]) -> Dataset:
+    """Return rows of a CSV file with numbers and truth values in these columns, where all fit."""
+    for name in names:
+        if rows.info.builder_name != "csv" or rows.features[name] != Value("string"):
+            continue
+        for kind in ("int64", "float64", "bool"):
+            try:
+                rows.data.column(name).cast(kind)
+            except pyarrow.ArrowInvalid:
+                continue
+            rows = rows.cast_column(name, Value(kind))
+            break
+    return rows
 
 
 def _data_files(folder: Path, formats: Sequence[str]) -> list[Path]:

@@ -17,13 +17,24 @@ ROLES = {
     "bot": "assistant",
 }
 CONTENTS = ("content", "value")
+FLAGS = ("weight", "train", "loss")  # 0 or false: a turn is context, not an answer
+
+
+def trim(text: str) -> str:
+    """Return a text without surrounding blank lines and spaces, but with a code's indentation.
+
+    Indentation is a tab or two spaces, because one space often separates a text from its mark.
+    """
+    text = re.sub(r"\A(?:[^\S\n]*\n)+", "", text).rstrip()
+    is_indented = text.startswith(("\t", "  "))
+    return text if is_indented else text.lstrip()
 
 
 def as_prompt(question: str) -> str:
     """Return a question, or a transcript, as a prompt that ends with "Assistant:"."""
     question = question.rstrip().removesuffix(ASSISTANT)
     if HUMAN not in question:
-        question = f"{HUMAN} {question.lstrip()}"
+        question = f"{HUMAN} {trim(question)}"
     return question + ASSISTANT
 
 
@@ -80,7 +91,22 @@ def read_turn(turn: dict) -> tuple[str, str]:
     for name, value in turn.items():
         if name not in CONTENTS and isinstance(value, list | dict) and value:
             raise KeyError(name)  # such as tool_calls
-    return ROLES[role.lower()], content.strip()
+    return ROLES[role.lower()], trim(content)
+
+
+def is_context(turn: dict) -> bool:
+    """Return whether a message is marked as context, as with weight 0 or train false.
+
+    Raises ``ValueError`` for a mark between 0 and 1, which no trainer here applies.
+    """
+    marks = [turn[name] for name in FLAGS if turn.get(name) is not None]
+    for mark in marks:
+        if mark not in (0, 1):
+            raise ValueError(
+                f"A message has the weight {mark!r:.20}. Write 1 to train on it, or 0 to read it as"
+                " context."
+            )
+    return 0 in marks
 
 
 def as_messages(text: str) -> list[dict]:
@@ -91,7 +117,7 @@ def as_messages(text: str) -> list[dict]:
         messages.append({"role": "system", "content": system.strip()})
     for mark, content in zip(turns[::2], turns[1::2], strict=True):
         role = "user" if mark == HUMAN else "assistant"
-        messages.append({"role": role, "content": content.strip()})
+        messages.append({"role": role, "content": trim(content.removeprefix(" "))})
     return messages
 
 
@@ -106,6 +132,6 @@ def split_answer(turns: str | dict | list[dict] | None, prompt: str | None) -> t
         if text.startswith(ASSISTANT):
             text = opening + text
         elif not isinstance(turns, list) and not text.startswith(HUMAN):
-            return opening, ASSISTANT, text.strip()
+            return opening, ASSISTANT, trim(text)
     before, mark, answer = text.rpartition(ASSISTANT)
-    return before, mark, answer.strip()
+    return before, mark, trim(answer.removeprefix(" "))
