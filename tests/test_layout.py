@@ -20,6 +20,7 @@ MAY_USE = {  # a part of the package → the parts that it may import
     "clinic": {"data", "policy", "rewards", "ppo", "evaluation", "course", "synthetic"},
     "feedback": set(),
     "problems": {"data", "course"},
+    "questions": {"synthetic"},
     "audit": {"runtime", "data", "rewards", "evaluation"},
     "ppo": {"runtime", "data", "policy"},
     "evaluation": {"runtime", "data", "policy", "rewards", "ppo"},

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rlhf_course.course.presets import shipped
-from rlhf_course.data.questions import ask_facts, ask_sums, load_answered, load_questions
 from rlhf_course.data.rubric import HIDDEN, MOST_WORDS, RUBRIC, TRAINED
+from rlhf_course.questions import ask_facts, ask_sums, load_answered, load_questions
 
 QUESTION = "How do I clean a rusty bike chain?"
 

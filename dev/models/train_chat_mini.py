@@ -21,10 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import as_prompt, tokenize_answers
 from rlhf_course.data.encoding import check_template, prompt_ids
-from rlhf_course.data.questions import load_questions
 from rlhf_course.data.rubric import RUBRIC, WISH, content_stems, words_of
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.ppo.sampling import SAMPLING, generate
+from rlhf_course.questions import load_questions
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 from rlhf_course.synthetic.dialogues import NAMES, make_pairs
 from rlhf_course.synthetic.grammar import Pair

@@ -9,7 +9,7 @@ import yaml
 from rlhf_course.synthetic.dialogues import make_pairs
 from rlhf_course.synthetic.grammar import Pair
 
-FACTS = Path(__file__).parent / "facts.yaml"
+FACTS = Path(__file__).parent / "data" / "facts.yaml"
 SYNTHETIC = 3000  # dialogues from which the synthetic questions come
 
 
