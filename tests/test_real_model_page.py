@@ -50,7 +50,11 @@ def test_notebook_10s_sentences_hold_in_each_run(name):
     numbers = wish_numbers(name)
     methods = [key.removesuffix(", gold") for key in numbers if key.endswith(", gold")]
     assert methods[:4] == ["before", "DPO", "PPO", "RLOO"] and len(methods) == 5
-    assert all(numbers[f"{method}, change of gold"] > 0 for method in methods[1:])
+    for method in methods[1:]:
+        half_width = numbers[f"{method}, change of gold, ±"]
+        if method in ("PPO", "RLOO") or name.startswith("small"):
+            assert numbers[f"{method}, change of gold"] > half_width
+        assert numbers[f"{method}, change of gold"] > 0
     hidden = {m: numbers[f"{m}, change of names the subject"] for m in methods[1:]}
     assert min(hidden, key=hidden.get) == "PPO"
     assert hidden["PPO"] + numbers["PPO, change of names the subject, ±"] < 0
