@@ -65,7 +65,7 @@ class SentimentReward:
         if label.upper() not in labels:
             raise ValueError(
                 f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Choose"
-                " one with SentimentReward(..., label=...) or the setting reward_label."
+                " one with SentimentReward(..., label=...), --label or the setting reward_label."
             )
         self.index = labels[label.upper()]
         self.batch_size = batch_size
@@ -116,9 +116,10 @@ class NgramSentiment:
 class RewardModel:
     """Score answers to prompts with a one-output classifier; return (B,), float32, on the CPU.
 
-    Decoders read the score at the last token (at the token before EOS, if EOS is also the padding
-    token), encoders such as BERT at the first token. Padding and the rest of the batch do not
-    change a score.
+    Decoders read the score at the last token that is not padding; that is the token before EOS, if
+    EOS is also the padding token. The padding token is the config's, else the tokenizer's, else
+    EOS. Encoders such as BERT read the score at the first token. Padding and the rest of the batch
+    do not change a score.
 
     Args:
         model: a model in memory, or the folder or hub id of a model or adapter.
@@ -252,12 +253,29 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give model and tokenizer one padding token to mark where texts end; return the tokenizer."""
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    """Give model and tokenizer one padding token to mark where texts end; return the tokenizer.
+
+    A decoder's score is read before the padding of its config, so the config decides. An encoder
+    masks its padding, and an adapter has its base's config, so their tokenizers decide.
+    """
+    config = model.config.get_text_config()
+    configured = getattr(config, "pad_token_id", None)
+    own = _token(tokenizer, configured)
+    is_decoder = isinstance(model, PreTrainedModel) and not is_encoder(model)
+    if is_decoder and own is not None and configured != tokenizer.pad_token_id:
+        tokenizer.pad_token = own
+    elif tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token if own is None else own
     check_vocabulary(tokenizer, model)
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    config.pad_token_id = tokenizer.pad_token_id
     return tokenizer
+
+
+def _token(tokenizer, number: int | None) -> str | None:
+    """Return the token with this id; None without one, as for the id -1 of old LLaMA models."""
+    if number is None or not 0 <= number < len(tokenizer):
+        return None
+    return tokenizer.convert_ids_to_tokens(number)
 
 
 def _by_length(

@@ -111,6 +111,14 @@ def test_the_command_writes_a_page_and_its_exit_code_is_the_verdict(tmp_path, ca
     )
 
 
+def test_a_classifier_of_two_labels_needs_one_of_them(tmp_path, capsys):
+    model = save_classifier(tmp_path / "model")
+    data = write_rows(tmp_path / "pairs", [*PAIRS.select(range(4))], "test.jsonl")
+    assert run(model, "--pairs", data, "--output", tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "2 labels (NEGATIVE, POSITIVE)" in said and "check_reward_model.py --label NAME" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

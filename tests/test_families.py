@@ -9,6 +9,7 @@ import transformers
 from builders import EOS, SAMPLING, make_trainer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.network import say_once
 
 TOKENS = 40
 COMMON = {"vocab_size": TOKENS, "bos_token_id": EOS, "eos_token_id": EOS}
@@ -42,7 +43,18 @@ LONGROPE = {
     "long_factor": [4.0] * 8,
     "original_max_position_embeddings": 64,
 }
-SAMPLE = {"GPT2", "Llama", "Qwen3", "Gemma3Text", "Phi3", "Qwen3_5Text", "Lfm2", "Bloom", "OPT"}
+SAMPLE = {
+    "GPT2",
+    "Llama",
+    "Qwen3",
+    "Gemma3Text",
+    "Phi3",
+    "Qwen3_5Text",
+    "Lfm2",
+    "Bloom",
+    "OPT",
+    "Llama4Text",
+}
 
 # The name of a configuration's class, without "Config", and its settings.
 FAMILIES = {
@@ -86,6 +98,9 @@ FAMILIES = {
     "HunYuanDenseV1": LLAMA_LIKE | {"head_dim": 16},
     "Mixtral": LLAMA_LIKE | EXPERTS,
     "GptOss": LLAMA_LIKE | EXPERTS | SLIDING | {"head_dim": 16},
+    "Llama4Text": LLAMA_LIKE
+    | {"head_dim": 16, "num_local_experts": 2, "attention_chunk_size": 8}
+    | {"interleave_moe_layer_step": 2, "intermediate_size_mlp": 32},
     "Olmoe": LLAMA_LIKE | {"num_experts": 4, "num_experts_per_tok": 2},
     "Qwen3Moe": LLAMA_LIKE
     | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
@@ -153,3 +168,12 @@ def test_a_family_is_sampled_and_scored_as_by_hand(name):
     logprobs = torch.as_tensor(stats["objective/logprobs"])
     for row, by_hand in enumerate(expected):
         assert (logprobs[row, : len(by_hand)] - by_hand).abs().max() < 1e-4
+
+
+def test_router_logits_are_switched_off(capsys):
+    say_once.cache_clear()
+    config = transformers.MixtralConfig(**FAMILIES["Mixtral"], output_router_logits=True)
+    policy = AutoModelForCausalLMWithValueHead(transformers.MixtralForCausalLM(config))
+    assert "output_router_logits is switched off" in capsys.readouterr().out
+    assert not policy.config.output_router_logits
+    make_trainer(policy)

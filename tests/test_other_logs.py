@@ -146,6 +146,34 @@ def test_a_resumed_run_keeps_the_rows_before_it(run):
     assert "Several rows have the same step" in said and "30 steps" in said
 
 
+def test_two_runs_without_steps_are_separated_by_their_epochs(run):
+    def cell(sign, steps=STEPS):
+        rows = [grpo(step, reward=sign * step, epoch=f"{step / 30:.2f}") for step in steps]
+        return "\n".join(map(str, rows))
+
+    code, said = run(cell(1) + "\n{'train_runtime': 9.1, 'epoch': '1'}\n" + cell(-1), "a.txt")
+    assert "Epochs restart at row 32: earlier rows are ignored" in said
+    assert "30 steps" in said and "ppo/mean_scores -2 → -29" in said
+    code, said = run(cell(1, range(1, 21)) + "\n" + cell(1, range(16, 31)), "a.txt")
+    assert "The run resumes at epoch 0.53" in said and "30 steps" in said
+    passes = "\n".join(str(grpo(step, epoch=step % 4)) for step in STEPS)
+    code, said = run(passes, "a.txt")
+    assert "restart" not in said and "30 steps" in said
+
+
+@pytest.mark.parametrize("separator", ["\t", ","])
+@pytest.mark.parametrize("name", ["a.txt", "a.tsv"])
+def test_a_notebooks_table_is_read(run, name, separator):
+    header = ["Step", "Training Loss", "Validation Loss", "reward", "completions / mean_length"]
+    cells = [[str(step), "0.1", "No log", str(step), "100"] for step in STEPS]
+    text = "\n".join(separator.join(row) for row in [header, *cells])
+    if name == "a.txt":
+        text = f"[30/30 10:00, Epoch 1/1]\n{text}\n{text}"
+    code, said = run(text, name, "--trainer", "trl GRPO")
+    assert "ppo/mean_scores 2 → 29" in said and "tokens/responses_len_mean" in said
+    assert ("Steps restart at row 31" in said) == (name == "a.txt")
+
+
 def test_a_table_exported_from_wandb(run):
     header = "Step,run - train/reward,run - train/reward__MIN,run - train/reward_std\n"
     text = header + "".join(f"{step},{step},0,0.5\n" for step in STEPS)

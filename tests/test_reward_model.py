@@ -157,6 +157,45 @@ def test_an_adapter_folder_scores_the_same(tmp_path):
     assert (plain - expected).abs().max() > 1e-2  # the adapter makes a difference
 
 
+@pytest.mark.parametrize(("in_tokenizer", "in_config"), [(None, 1), (2, 1), (1, None), (1, -1)])
+def test_a_config_decides_where_a_score_is_read(in_tokenizer, in_config, tmp_path):
+    """Else the tokenizer decides. Token 1 is EOS here."""
+    tokenizer = make_tokenizer()
+    names = {None: None, 1: tokenizer.eos_token, 2: tokenizer.pad_token}
+    ids = {None: None, -1: -1, 1: tokenizer.eos_token_id}
+    model = make_classifier(tokenizer, pad_token_id=ids[in_config]).eval()
+    tokenizer.pad_token = names[in_tokenizer]
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    score = RewardModel(str(tmp_path))
+    assert score.model.config.pad_token_id == score.tokenizer.pad_token_id == ids[1]
+    rows = score.encode(PROMPTS[FEW], ANSWERS[FEW])
+    with torch.no_grad():
+        expected = torch.cat([score.model(torch.tensor([row])).logits[0] for row in rows])
+    torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_another_padding_token_in_the_config_keeps_the_score_at_eos(own, tmp_path):
+    tokenizer = make_tokenizer()
+    model = make_classifier(tokenizer)
+    pad = tokenizer.pad_token_id
+    tokenizer.pad_token = tokenizer.pad_token if own else None
+    rows = RewardModel(model, tokenizer).encode(PROMPTS[FEW], ANSWERS[FEW])
+    assert tokenizer.pad_token_id == model.config.pad_token_id == pad
+    assert all(row[-1] == tokenizer.eos_token_id for row in rows)
+    assert "endoftext" in RewardModel(model, tokenizer).read_at(rows[0])
+
+
+def test_an_adapters_tokenizer_decides_because_the_config_is_its_bases():
+    tokenizer = make_tokenizer()
+    lora = {"r": 4, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+    base = make_classifier(tokenizer, pad_token_id=tokenizer.eos_token_id)
+    model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", **lora))
+    pad = tokenizer.pad_token_id
+    assert RewardModel(model, tokenizer).tokenizer.pad_token_id == pad == base.config.pad_token_id
+
+
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_last_token_scores_read_the_last_real_token_on_both_paddings(family):
     tokenizer = make_tokenizer()

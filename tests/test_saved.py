@@ -48,6 +48,18 @@ def test_an_adapter_is_found_in_a_revision_that_needs_a_token(tmp_path, monkeypa
     assert loaded.is_peft_model and difference(snapshot(adapter), snapshot(loaded)) == 0
 
 
+def test_a_policy_whose_adapter_is_merged_is_saved_as_a_model(tmp_path, adapter):
+    ids = torch.arange(5).unsqueeze(0)
+    expected = adapter(ids)
+    adapter.pretrained_model = adapter.pretrained_model.merge_and_unload()
+    assert not adapter.is_peft_model
+    adapter.save_pretrained(tmp_path / "merged")
+    loaded = load(tmp_path / "merged")
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    for index in (0, 2):  # logits and values
+        torch.testing.assert_close(loaded(ids)[index], expected[index], atol=1e-4, rtol=0)
+
+
 def test_an_adapter_of_a_reward_model_is_recognised_on_the_hub(tmp_path, monkeypatch):
     config = make_policy(num_labels=1).config
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from transformers import (
     Lfm2Config,
     LlamaConfig,
     Qwen3Config,
+    RobertaConfig,
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -53,6 +54,12 @@ def test_a_bidirectional_model_is_refused():
     with invalid("self-test of the policy failed: the logits of a token depend on later tokens"):
         make_trainer(toy(config))
     make_trainer(toy(config), self_test=False)
+
+
+def test_positions_that_do_not_begin_at_0_are_named():
+    config = RobertaConfig(**SIZES | {"pad_token_id": 1}, is_decoder=True)
+    with invalid("the model does not number its positions 0, 1, 2.*whose positions begin at 0"):
+        make_trainer(toy(config))
 
 
 def test_prompt_tuning_is_refused():

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,9 @@ STEPS = (
     "iteration",
 )
 TABLES = (".csv", ".tsv")
+SEPARATORS = ",;\t"
+EMPTY = ("", "No log")  # cells without a value; a notebook's progress table has "No log"
+NOTEBOOK_NAMES = {"Training Loss": "loss", "Validation Loss": "eval_loss"}
 WRAPPERS = ("data", "metrics", "logs")  # keys around a step's values, as in verl's {step, data}
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 RAY = re.compile(r"^\(\w[\w.]*[^)]*pid=[^)]*\)\s*")
@@ -111,18 +115,51 @@ def read_table(log: Path) -> list[dict]:
     several runs.
     """
     header = log.read_text("utf-8").partition("\n")[0]
-    separator = max(",;\t", key=header.count)  # the most frequent of the three
+    separator = max(SEPARATORS, key=header.count)  # the most frequent of the three
     table = pd.read_csv(log, dtype=str, keep_default_na=False, sep=separator)
     table = table[[name for name in table if not name.endswith(("__MIN", "__MAX"))]]
     runs = {name.rpartition(" - ")[0] for name in table if " - " in name}
     if len(runs) > 1:
         raise ValueError(f"it has several runs: {', '.join(sorted(runs))}. Export one of them.")
-    table = table.rename(columns=lambda name: name.rpartition(" - ")[2])
-    return [{name: text for name, text in row.items() if text} for row in table.to_dict("records")]
+    table = table.rename(columns=lambda name: column_name(name.rpartition(" - ")[2]))
+    return [without_empty(row) for row in table.to_dict("records")]
+
+
+def column_name(name: str) -> str:
+    """Return a column's name in the trainer's log, for its name in a notebook's table."""
+    return NOTEBOOK_NAMES.get(name, name.replace(" / ", "/"))
+
+
+def without_empty(row: dict[str, str]) -> dict[str, str]:
+    """Return a table's row without its empty cells."""
+    return {name: text for name, text in row.items() if text not in EMPTY}
+
+
+def read_pasted_table(lines: list[str]) -> list[dict]:
+    """Return the rows below each header whose first column is the step; [] without a header."""
+    rows = []
+    header: list[str] = []
+    separator = "\t"
+    for line in lines:
+        likely = max(SEPARATORS, key=line.count)
+        names = split_cells(line, likely)
+        if len(names) > 1 and names[0] in STEPS:
+            header = [column_name(name) for name in names]
+            separator = likely
+            continue
+        cells = split_cells(line, separator)
+        if 1 < len(cells) <= len(header) and cells[0].isdecimal():
+            rows.append(without_empty(dict(zip(header, cells, strict=False))))
+    return rows
+
+
+def split_cells(line: str, separator: str) -> list[str]:
+    """Return a line's cells without spaces and quotation marks around them."""
+    return [cell.strip().strip('"') for cell in line.split(separator)]
 
 
 def read_lines(text: str) -> list[dict]:
-    """Return a row per line with values: JSON, a printed dict, or "name: value" pairs.
+    """Return a row per line with values: JSON, a table, a printed dict, or "name: value" pairs.
 
     Other lines, such as progress bars, are ignored, and so is a last JSON line that is still being
     written. Raises ``ValueError`` for a damaged JSON line, and if no line has values.
@@ -136,7 +173,7 @@ def read_lines(text: str) -> list[dict]:
             pass
         else:
             return read_json_lines(lines)
-    rows = list(read_printed(lines))
+    rows = read_pasted_table(lines) or list(read_printed(lines))
     if not rows:
         first = lines[0] if lines else "nothing"
         raise ValueError(f"no line has values by name, such as loss: 0.1; it begins {first!r:.60}.")
@@ -213,23 +250,42 @@ def last_run(rows: list[dict]) -> list[dict]:
     """Return the last run's rows in the order of their steps.
 
     A file may have several runs, and a resumed run repeats steps. If no step repeats a column, the
-    rows are one run, in any order.
+    rows are one run, in any order. Rows without steps are in order, and their epochs are compared.
     """
+    unit = "step"
     steps = [step_of(row) for row in rows]
     if any(math.isnan(step) for step in steps):
-        return rows
-    if not repeats(rows, steps):
+        unit = "epoch"
+        steps = epochs_of(rows)
+    elif not repeats(rows, steps):
         return [rows[index] for index in sorted(range(len(rows)), key=steps.__getitem__)]
     starts = [index for index, (one, two) in enumerate(pairwise(steps), 1) if two < one]
     kept = []
     for start, end in pairwise([0, *starts, len(rows)]):
         before = [index for index in kept if steps[index] < steps[start]]
         if kept and not before:
-            print(f"Steps restart at row {start + 1}: earlier rows are ignored.")
+            print(f"{unit.title()}s restart at row {start + 1}: earlier rows are ignored.")
         elif kept:
-            print(f"The run resumes at step {steps[start]:g}: rows that it repeats are ignored.")
+            place = f"{unit} {steps[start]:g}"
+            print(f"The run resumes at {place}: rows that it repeats are ignored.")
         kept = [*before, *range(start, end)]
     return [rows[index] for index in kept]
+
+
+def epochs_of(rows: list[dict]) -> list[float]:
+    """Return each row's epoch; a row without one has the epoch of the row before it.
+
+    All are 0 if every epoch is whole: it may be the number of a pass over one batch.
+    """
+    epochs = []
+    last = 0.0
+    for row in rows:
+        with suppress(TypeError, ValueError):
+            last = float(row.get("epoch"))
+        epochs.append(last)
+    if all(epoch.is_integer() for epoch in epochs):
+        return [0.0] * len(rows)
+    return epochs
 
 
 def repeats(rows: list[dict], steps: list[float]) -> bool:

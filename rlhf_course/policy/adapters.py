@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead, without_dropout
+from rlhf_course.policy.network import (
+    AutoModelForCausalLMWithValueHead,
+    trunk,
+    without_dropout,
+)
 from rlhf_course.policy.save_load import (
     check_base,
     moves_base,
@@ -115,9 +119,9 @@ class RewardAdapter(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
     ) -> Tensor:
         """Return the reward model's last hidden states (B, T, H), in the score head's dtype."""
-        trunk = self.pretrained_model.get_base_model().base_model  # skips the vocabulary projection
+        network = trunk(self.pretrained_model.get_base_model())
         with use_adapter(self, REWARD):
-            output = trunk(
+            output = network(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
             )
         hidden = output.last_hidden_state

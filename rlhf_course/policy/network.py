@@ -14,7 +14,7 @@ from peft import PeftConfig, PeftMixedModel, PeftModel, PromptLearningConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -91,9 +91,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         refuse_prompt_learning(getattr(pretrained_model, "peft_config", {}).values())
         refuse_several_adapters(pretrained_model)
         replace_layers(pretrained_model)
+        switch_off_router_logits(pretrained_model)
         self.pretrained_model = pretrained_model
         self.config = pretrained_model.config
-        self.is_peft_model = isinstance(pretrained_model, PeftModel)
         self.reference_adapter: str | None = None  # the name of a trainer's reference
         self.v_head = ValueHead(self._hidden_size(), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
@@ -104,6 +104,11 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         if advice is not None:
             raise AttributeError(advice)
         return super().__getattr__(name)
+
+    @property
+    def is_peft_model(self) -> bool:
+        """Return whether the network has adapters; after a merge it has none."""
+        return isinstance(self.pretrained_model, PeftModel)
 
     @property
     def device(self) -> torch.device:
@@ -161,7 +166,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             )
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask} | kwargs
         if self.logits_are_projections and labels is None:
-            hidden = self.network.base_model(**inputs).last_hidden_state
+            hidden = trunk(self.network)(**inputs).last_hidden_state
             if select is not None:
                 hidden = hidden[select]
             logits = self.projection(hidden).float() if project else hidden
@@ -195,8 +200,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         input_ids = torch.arange(tokens, device=self.device).unsqueeze(0)
         with without_dropout(self.pretrained_model), self._autocast():
             logits = self.pretrained_model(input_ids=input_ids, use_cache=False).logits
-            trunk = self.network.base_model(input_ids=input_ids, use_cache=False)
-            projected = self.projection(trunk.last_hidden_state)
+            output = trunk(self.network)(input_ids=input_ids, use_cache=False)
+            if not hasattr(output, "last_hidden_state"):
+                return False
+            projected = self.projection(output.last_hidden_state)
         return torch.equal(logits.float().nan_to_num(), projected.float().nan_to_num())
 
     @cached_property
@@ -398,6 +405,25 @@ def replace_layers(network: nn.Module) -> None:
                 setattr(parent, name, FullPrecisionLinear.sharing(child))
             elif isinstance(child, NewGELUActivation):
                 setattr(parent, name, nn.GELU(approximate="tanh"))
+
+
+def switch_off_router_logits(network: nn.Module) -> None:
+    """Set a mixture of experts' ``output_router_logits`` to False; with a cache, it fails."""
+    for config in (network.config, network.config.get_text_config()):
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False
+            say_once("output_router_logits is switched off: PPO does not use the router's loss.")
+
+
+def trunk(network: nn.Module) -> nn.Module:
+    """Return a language model without its projection.
+
+    Llama 4's ``base_model`` is the whole network; its trunk is the model inside.
+    """
+    if network.base_model is not network:
+        return network.base_model
+    inner = (child for child in network.children() if isinstance(child, PreTrainedModel))
+    return next(inner, network)
 
 
 def accepts_argument(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:

@@ -11,7 +11,7 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from peft.utils import load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
@@ -110,13 +110,14 @@ def _load_base(
         prefix = f"{model.base_model_prefix}."
         faults = {key: fault for key, fault in faults.items() if key.startswith(prefix)}
     if faults:
+        refuse_several_labels(model, report, faults, source, label, **kwargs)
         first_fault = faults[min(faults)]
         text = (
             f"{label} is incomplete, or not a {kind} of this size: {first_fault}."
             " Download it again, or choose another model."
         )
         if kind.endswith("Classification"):
-            text += " Use new_head=True to train a new head, or SentimentReward to score a label."
+            text += " Use new_head=True to train a new head."
         if (Path(source) / OTHER_HEAD).exists():
             text = (
                 f"{source} has its score head in {OTHER_HEAD}, as LLaMA-Factory saves it. Save a"
@@ -126,6 +127,27 @@ def _load_base(
         raise ValueError(text)
     with hub_errors(source):
         return auto.from_pretrained(str(source), **kwargs)
+
+
+def refuse_several_labels(
+    model: PreTrainedModel, report: Mapping, faults: Mapping, source, label: str, **kwargs
+) -> None:
+    """Raise ``ValueError`` if a reward model's only faults are a head for several labels."""
+    mismatched = {key for key, *_ in report["mismatched_keys"]}
+    in_head = {key for key in mismatched if not key.startswith(f"{model.base_model_prefix}.")}
+    if getattr(model.config, "num_labels", None) != 1 or not faults.keys() <= in_head:
+        return
+    options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+    with hub_errors(source):
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **options)
+    if config.num_labels == 1:
+        return
+    names = ", ".join(map(str, config.id2label.values()))
+    raise ValueError(
+        f"{label} has {config.num_labels} labels ({names}); a reward model has one output. Score"
+        " one of the labels with check_reward_model.py --label NAME, or with SentimentReward(...,"
+        " label=NAME)."
+    )
 
 
 def _loading_faults(

@@ -39,9 +39,10 @@ class Difference(NamedTuple):
 def check_policy(policy, config: PPOConfig, accelerator: Accelerator) -> None:
     """Raise ``ValueError`` unless sampling and training see the logits of a plain, unpadded pass.
 
-    Four passes over at most two short rows: a plain pass; left-padded queries of unequal length;
-    their next tokens, with the cache; and the pass that ``step`` makes. Weights, modes and random
-    generators do not change. NaN is left to ``generate`` and ``step``, which name its place.
+    Five passes over at most two short rows: a plain pass; the same with position ids; left-padded
+    queries of unequal length; their next tokens, with the cache; and the pass that ``step`` makes.
+    Weights, modes and random generators do not change. NaN is left to ``generate`` and ``step``,
+    which name its place.
     """
     ids = spread_tokens(policy)
     devices = [policy.device] if policy.device.type == "cuda" else []
@@ -81,9 +82,9 @@ def explain(error: Exception) -> str:
     )
 
 
-def plain_logprobs(policy, ids: Tensor) -> Tensor:
+def plain_logprobs(policy, ids: Tensor, **positions: Tensor) -> Tensor:
     """Return the next tokens' log-probabilities (T, V) of one unpadded row, ``ids`` (T,)."""
-    output = policy.pretrained_model(input_ids=ids.unsqueeze(0), use_cache=False)
+    output = policy.pretrained_model(input_ids=ids.unsqueeze(0), use_cache=False, **positions)
     if output.logits.dim() != 3 or output.logits.shape[:2] != (1, len(ids)):
         raise ValueError(
             f"{len(ids)} tokens have logits of shape {tuple(output.logits.shape)}, so positions"
@@ -98,6 +99,7 @@ def compare(policy, ids: Tensor, plain: Tensor, config: PPOConfig) -> list[Diffe
     short = long // 2
     first, second = sampler_logprobs(policy, ids, [long, short])
     differences = [
+        *position_differences(policy, ids, plain),
         Difference(
             "the logits of a token depend on later tokens",
             "Use a causal language model: PPO needs one that reads from left to right.",
@@ -122,6 +124,22 @@ def compare(policy, ids: Tensor, plain: Tensor, config: PPOConfig) -> list[Diffe
         )
     differences.append(step_difference(policy, ids, [long, short], plain, config))
     return differences
+
+
+def position_differences(policy, ids: Tensor, plain: Tensor) -> list[Difference]:
+    """Compare passes with and without the positions 0, 1, 2, …, if the model takes positions."""
+    if not accepts_argument(policy, "position_ids"):
+        return []
+    positions = torch.arange(len(ids), device=ids.device).unsqueeze(0)
+    return [
+        Difference(
+            "the model does not number its positions 0, 1, 2, …, as PPO does (RoBERTa and its"
+            " relatives begin at the padding token's id + 1)",
+            "Use a model whose positions begin at 0.",
+            actual=plain_logprobs(policy, ids, position_ids=positions),
+            plain=plain,
+        )
+    ]
 
 
 def sampler_logprobs(policy, ids: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor | None]:
