@@ -32,7 +32,7 @@ from rlhf_course.data import (
     tokenize_answers,
     tokenize_pairs,
 )
-from rlhf_course.data.rows import load_split
+from rlhf_course.data.rows import as_numbers, load_split
 from rlhf_course.rewards import RewardModel, SentimentReward
 from rlhf_course.synthetic import small_models
 
@@ -296,15 +296,40 @@ def test_answers_that_look_like_missing_values_are_texts(name, tmp_path):
     )
     table.to_csv(tmp_path / name, index=False, sep="," if name == "train.csv" else "\t")
     data_file = None if name == "train.csv" else name
-    rows = load_split(tmp_path, "train", data_file)
+    rows = as_numbers(load_split(tmp_path, "train", data_file), ["score"])
     assert rows["chosen"][:] == ["NA", "None", "null"]
     assert rows["score"][:] == [0.5, None, 1.0]
 
 
+@pytest.mark.parametrize("name", ["train.csv", "train.csv.gz"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_cell_of_a_csv_file_is_a_text(name, separator, tmp_path):
+    answers = ["42", "007", "True", "1.50"]
+    table = pd.DataFrame({"prompt": [*"abcd"], "chosen": answers, "rejected": "one, two; three"})
+    table = table.assign(gold_chosen=[1, 0.5, 2, 3], note=None)
+    table.to_csv(tmp_path / name, sep=separator, encoding="utf-8-sig")  # with row numbers
+    pairs, _ = load_pairs(tmp_path)
+    assert pairs["chosen"][:] == answers and pairs["rejected"][0] == "one, two; three"
+    assert pairs["gold_chosen"][:] == [1, 0.5, 2, 3] and pairs["note"][0] is None
+
+
+def test_csv_files_with_different_separators(tmp_path):
+    write_rows(tmp_path, b"prompt,answer\nq,a\n", "train.csv")
+    write_rows(tmp_path, b"prompt;answer\nq;a\n", "test.csv")
+    with invalid("have different separators, ',' and ';'. Save them"):
+        load_answers(tmp_path)
+
+
 def test_csv_rows_with_more_fields_than_the_header(tmp_path):
     write_rows(tmp_path, b"prompt,chosen,rejected\nq,a,b,anna\nr,c,d,anna\n", "train.csv")
-    with invalid("more fields than the header"):
+    with invalid("more fields than the header: 4 and 3, separated by ','"):
         load_pairs(tmp_path, "train")
+    write_rows(tmp_path, b"text\na film, and good\n", "train.csv")
+    with invalid("more fields than the header: 2 and 1"):
+        load_split(tmp_path, "train")
+    write_rows(tmp_path, b"prompt,answer\nq,a\nq,a, b\n", "train.csv")
+    with invalid("Expected 2 fields in line 3, saw 3. Put texts that contain the separator in"):
+        load_split(tmp_path, "train")
 
 
 def test_a_folder_of_ones_own_comes_before_the_projects(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from rlhf_course.audit.checkup import collect_texts, plan_audit, score_once
 from rlhf_course.data import (
     answer_ids,
     as_messages,
+    decode_answers,
     encode,
     prompt_ids,
     tokenize_answers,
@@ -93,6 +94,11 @@ def test_all_stages_read_the_same_ids(kind):
     assert sft["input_ids"][:] == trained["chosen_ids"][:] == scored == expected
     assert encode(tokenizer, PROMPTS, ANSWERS) == expected
     assert all(ids[-1] == tokenizer.eos_token_id for ids in expected)
+
+
+def test_a_sampled_answer_is_read_as_it_was_trained(kind):
+    answers = ["No.", "", "    return a\n    b", "\tb"]
+    assert decode_answers(kind.tokenizer, answer_ids(kind.tokenizer, answers)) == answers
 
 
 def test_all_stages_read_the_same_score(kind):

@@ -1,6 +1,7 @@
 """Data in the layouts of others: folders, splits and columns."""
 
 import re
+import textwrap
 
 import datasets
 import pytest
@@ -11,6 +12,8 @@ from rlhf_course.data import as_prompt, describe, load_answers, load_pairs
 QUESTION = as_prompt("Late?")
 PAIR = {"prompt": QUESTION, "chosen": "Yes.", "rejected": "No."}
 ROW = {"prompt": "Late?", "chosen": "Yes.", "rejected": "No."}
+NUMBERED = {"prompt": "Late?", "response1": "Yes.", "response2": "No.", "preference": 1}
+CODE = '    for line in text.split("\\n"):\n        print(line, end="\\n")'
 
 
 def turn(role: str, text: str, names=("from", "value")) -> dict:
@@ -101,7 +104,13 @@ def test_each_answer_of_a_dialogue_is_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("row", "columns", "message"),
     [
-        ({"prompt": "a", "completion": "b"}, None, "No column chosen or rejected .*--columns"),
+        (
+            {"prompt": "a", "good": "b", "bad": "c"},
+            None,
+            "No column chosen or rejected .*--columns",
+        ),
+        ({"prompt": "a", "completion": "b"}, None, "No column chosen or rejected .*two answers"),
+        (NUMBERED, None, "response1 and response2 hold no order.* rejected by preference"),
         (ROW, "chosen=good", "No column good in .*Correct --columns"),
         (ROW, "better=chosen", "--columns sets better; choose from prompt, chosen"),
         (ROW, "chosen", "--columns has 'chosen'. Write it like"),
@@ -126,6 +135,77 @@ def test_each_answer_of_a_dialogue_is_a_row(tmp_path):
 def test_what_is_not_clear_is_refused(row, columns, message, tmp_path):
     with invalid(message):
         load_pairs(write_rows(tmp_path, [row]), columns=columns)
+
+
+def test_numbered_answers_beside_a_preference_are_warned_of(tmp_path):
+    columns = "chosen=response1,rejected=response2"
+    with pytest.warns(UserWarning, match="may hold no order, and preference"):
+        load_pairs(write_rows(tmp_path, [NUMBERED]), columns=columns)
+
+
+def test_a_text_with_the_whole_dialogue_gets_advice_that_can_be_followed(tmp_path):
+    rows = [{"text": "### Human: Late?### Assistant: Yes."}]
+    with invalid("No column prompt or answer .* it has text. Split whole dialogues into"):
+        load_answers(write_rows(tmp_path, rows))
+
+
+@pytest.mark.parametrize(
+    ("load", "row", "column"),
+    [
+        (load_answers, {"prompt": "Late?", "completion": f"\n{CODE}\n"}, "answer"),
+        (
+            load_answers,
+            {"messages": [turn("user", "Late?"), turn("assistant", CODE)]},
+            "answer",
+        ),
+        (load_pairs, ROW | {"chosen": CODE}, "chosen"),
+        (load_pairs, {"chosen": f"{QUESTION} {CODE}", "rejected": f"{QUESTION} No."}, "chosen"),
+    ],
+)
+def test_code_keeps_its_escapes_and_its_indentation(load, row, column, tmp_path):
+    answer = read(tmp_path, [row], load)[column]
+    assert answer == CODE
+    compile(textwrap.dedent(answer), "answer", "exec")
+
+
+def test_hc3s_code_keeps_its_escapes(tmp_path):
+    code = ['Try:\nprint("a\\n")', "```\ns = 'a\\nB'\n```"]
+    row = {"question": "Late?", "human_answers": ["1.\\n2.", *code, 'He:\\n"No."']}
+    answers, _ = load_answers(write_rows(tmp_path, [row | {"chatgpt_answers": []}]))
+    assert answers["answer"][:] == ["1.\n2.", *code, 'He:\n"No."']
+
+
+def test_a_literal_line_break_of_others_is_named(tmp_path, capsys):
+    load_answers(write_rows(tmp_path, [{"prompt": "Late?", "answer": "Yes.\\nYes."}]))
+    assert "1 of 1 answers in split 'train' of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [({"weight": 0}, {"weight": 1}), ({"train": False}, {"train": True}), ({"loss": 0}, {})],
+)
+def test_a_turn_marked_as_context_is_not_an_answer(flags, tmp_path):
+    talk = [turn("user", "Hi!"), turn("assistant", "Hm.") | flags[0], turn("user", "Late?")]
+    talk.append(turn("assistant", "Yes.") | flags[1])
+    answers, report = load_answers(write_rows(tmp_path / "some", [{"messages": talk}]))
+    assert answers["answer"][:] == ["Yes."] and "Assistant: Hm." in answers["prompt"][0]
+    assert describe(report) == "1 turn marked as context"
+    with invalid("1 turn marked as context. Set weight, train or loss to 1"):
+        load_answers(write_rows(tmp_path / "none", [{"messages": talk[:2]}]))
+
+
+def test_a_weight_between_0_and_1_is_refused(tmp_path):
+    talk = [turn("user", "Late?"), turn("assistant", "Yes.") | {"weight": 0.5}]
+    with invalid("Row 0 of .*: A message has weight 0.5. Write 1"):
+        load_answers(write_rows(tmp_path, [{"messages": talk}]))
+
+
+def test_keys_of_messages_that_are_not_read_are_named(tmp_path, capsys):
+    answer = turn("assistant", "Yes.") | {"reasoning_content": "Nine.", "tool_calls": []}
+    load_answers(write_rows(tmp_path / "answers", [{"messages": [turn("user", "Late?"), answer]}]))
+    assert ": reasoning_content of messages.\n" in capsys.readouterr().out
+    load_pairs(write_rows(tmp_path / "pairs", [ROW | {"chosen": [answer | {"weight": 0}]}]))
+    assert ": reasoning_content of chosen, weight of chosen.\n" in capsys.readouterr().out
 
 
 def test_columns_and_files_that_are_not_read_are_named(tmp_path, capsys):

@@ -122,9 +122,9 @@ def _refuse_unordered(missing: list[str], rows: Dataset, where: str) -> None:
         return
     judges = [name for name in rows.column_names if PREFERENCE.search(name)]
     raise ValueError(
-        f"No column chosen or rejected in {where}; it has {', '.join(rows.column_names)}. The"
-        f" numbers in {' and '.join(twins)} are no order: as chosen and rejected, about half of the"
-        f" pairs would be swapped. Write two columns chosen and rejected, sorted row by row by"
+        f"No column chosen or rejected in {where}; it has {', '.join(rows.column_names)}."
+        f" {' and '.join(twins)} hold no order: read as chosen and rejected, they would swap about"
+        f" half of the pairs. Sort them, row by row, into columns chosen and rejected by"
         f" {' or '.join(judges) or 'the preference'}."
     )
 

@@ -73,12 +73,8 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
             rows.data.validate(full=True)  # such as JSON that is not UTF-8
             return rows
     except DAMAGE as error:
-        cause = " ".join(str(error.__cause__ or error).split())  # in one line
-        file = _find_damaged(folder, data_file)
-        raise ValueError(
-            f"{file or f'A file of {source}'} cannot be read: {cause:.200}. Restore the file; save"
-            " text as UTF-8."
-        ) from error
+        file = _find_damaged(folder, data_file) or f"A file of {source}"
+        raise ValueError(f"{file} cannot be read: {_explain(error)}") from error
     except StopIteration:
         raise ValueError(f"Split {split!r} of {source} has no rows. Name another split.") from None
     except RuntimeError as error:
@@ -93,6 +89,14 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
         raise UnknownSplitError(
             f"{error} Name one of these splits of {source}; commands have --split."
         ) from None
+
+
+def _explain(error: Exception) -> str:
+    """Return in one line why a file cannot be read, and what to do."""
+    cause = " ".join(str(error.__cause__ or error).split())
+    if re.search(r"Expected \d+ fields", cause):  # pandas, of a row in a CSV file
+        return f"{cause:.200}. Put texts that contain the separator in quotes."
+    return f"{cause:.200}. Restore the file; save text as UTF-8."
 
 
 def is_saved(folder: Path) -> bool:
@@ -203,7 +207,8 @@ def _first_rows(file: Path, separator: str) -> tuple[list[str], list[str]]:
     rows = []
     with open_text(file, "rt", encoding="utf-8-sig", newline="") as lines:
         try:
-            rows = list(islice(filter(None, csv.reader(lines, delimiter=separator)), 2))
+            for row in islice(filter(None, csv.reader(lines, delimiter=separator)), 2):
+                rows.append(row)
         except csv.Error:  # a very long field
             pass
     header, first = [*rows, [], []][:2]

@@ -99,14 +99,14 @@ def is_context(turn: dict) -> bool:
 
     Raises ``ValueError`` for a mark between 0 and 1, which no trainer here applies.
     """
-    marks = [turn[name] for name in FLAGS if turn.get(name) is not None]
-    for mark in marks:
+    marks = {name: turn[name] for name in FLAGS if turn.get(name) is not None}
+    for name, mark in marks.items():
         if mark not in (0, 1):
             raise ValueError(
-                f"A message has the weight {mark!r:.20}. Write 1 to train on it, or 0 to read it as"
+                f"A message has {name} {mark!r:.20}. Write 1 to train on it, or 0 to read it as"
                 " context."
             )
-    return 0 in marks
+    return 0 in marks.values()
 
 
 def as_messages(text: str) -> list[dict]:
