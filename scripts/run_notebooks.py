@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--preset",
         default="tiny",
         choices=(*PRESETS, SMALL),
-        help="size of the run (default: tiny); small: a pretrained chat model, notebooks 04, 08 and 10",
+        help="size of the run (default: tiny); small: a pretrained chat model (04, 08 and 10)",
     )
     parser.add_argument(
         "--only",
