@@ -309,7 +309,8 @@ def _links(name: str, app: Sphinx) -> list[tuple[str, str, bool]]:
     repository = addresses().get("repository", "")
     for service, url in open_in(repository, f"notebooks/{name}.ipynb").items():
         links.append((say(service, language), url, False))
-    links.append((say("Exercises", language), f"exercises/{name}.html", False))
+    if f"notebooks/exercises/{name}" in app.env.found_docs:
+        links.append((say("Exercises", language), f"exercises/{name}.html", False))
     for script in SCRIPTS.get(name, ()):
         links.append((f"{script}.py", f"../scripts/{script}.html", False))
     if "slides" in app.env.found_docs:
