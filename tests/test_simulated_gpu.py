@@ -38,7 +38,14 @@ BUGS = CLINIC | {"mask_steps": 4, "remedy_steps": 1, "remedy_runs": 1}
 OVER = CLINIC | {"few_pairs": 100, "few_steps": 4, "steps": 2, "sweep_steps": 2}
 TEXT = {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
 TEXT |= {"text_seeds": 2, "records": "null", "text_look": 1, "live_steps": 1}
-REAL = {"steps": 2, "batch_size": 16, "pairs": 16, "few_pairs": 8, "held_out": 30}
+REAL = {
+    "steps": 2,
+    "batch_size": 16,
+    "mini_batch_size": 16,
+    "pairs": 16,
+    "few_pairs": 8,
+    "held_out": 30,
+}
 REAL |= {"best_of": 2, "cost_texts": 4, "cost_questions": 4}
 NOTEBOOKS = {  # few steps: the test is that each cell runs
     "10": REAL,
