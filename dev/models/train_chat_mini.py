@@ -24,7 +24,7 @@ from rlhf_course.data.encoding import check_template, prompt_ids
 from rlhf_course.data.rubric import RUBRIC, WISH, content_stems, words_of
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.ppo.sampling import SAMPLING, generate
-from rlhf_course.questions import load_questions
+from rlhf_course.questions import load_questions, question_of
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 from rlhf_course.synthetic.dialogues import NAMES, make_pairs
 from rlhf_course.synthetic.grammar import Pair
@@ -58,11 +58,6 @@ SHARES = {
     "split": 0.35,
 }
 SENTENCE_END = re.compile(r"(?<=[.!?]) ")
-
-
-def question_of(pair: Pair) -> str:
-    """Return the question of a pair with one turn."""
-    return pair.prompt.partition("Human: ")[2].removesuffix("\n\nAssistant:")
 
 
 def make_dialogues(held_out: set[str]) -> list[Pair]:

@@ -167,11 +167,10 @@ def _read_as_text(files: Sequence[Path], separator: str) -> dict:
             f"{' and '.join(file.name for file in files)} have different separators,"
             f" {' and '.join(map(repr, sorted(separators)))}. Save them with one separator."
         )
-    options = {}
-    for recognized, _ in found.values():
-        options["sep"] = recognized
-    if options.get("sep", separator) != separator:
-        print(f"Reading {files[0].name} with {options['sep']!r} between columns.")
+    recognized = separators.pop() if separators else separator
+    options = {"sep": recognized}
+    if recognized != separator:
+        print(f"Reading {files[0].name} with {recognized!r} between columns.")
     headers = {tuple(header) for _, header in found.values()}
     if len(headers) == 1:  # the loader refuses others
         (header,) = headers
